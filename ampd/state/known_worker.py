@@ -97,11 +97,17 @@ class KnownWorker:
 
     def finish(self, task_id: str, now_s: float) -> None:
         """A prefill is done. A view that was written before does not bring it back."""
-        self.drop(task_id)
+        self._drop(task_id)
         self._done[task_id] = now_s
 
-    def drop(self, task_id: str) -> None:
-        """A prefill is done, and no view can come that was written before."""
+    def end(self, task_id: str, now_s: float) -> None:
+        """A prefill is done while the worker does not publish. If it was the one that ran, the next one begins now."""
+        listed = (each for each in self._queue if each not in self._entered)
+        if task_id == next(listed, next(iter(self._queue), None)):
+            self._worked_s = max(self._worked_s, now_s)
+        self._drop(task_id)
+
+    def _drop(self, task_id: str) -> None:
         self._entered.pop(task_id, None)
         if task := self._queue.pop(task_id, None):
             self._work = self._work and self._work.changed(left=(task,))
@@ -135,7 +141,7 @@ class KnownWorker:
             if done_s > now_s:
                 return done_s
             self._worked_s = done_s
-            self.drop(task_id)
+            self._drop(task_id)
         return None
 
     def _work_off_rest(self, model: PerformanceModel, now_s: float) -> float | None:

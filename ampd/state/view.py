@@ -266,7 +266,7 @@ class ClusterView:
 
     def _leave(self, worker: KnownWorker, task_id: str) -> None:
         if self._is_lost:
-            worker.drop(task_id)  # what would be remembered for older views would only gather
+            worker.end(task_id, self._clock())  # what would be remembered for older views would only gather
         else:
             worker.finish(task_id, self._clock())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,6 +100,19 @@ def test_prefills_go_one_by_one_at_the_pace_of_the_model_and_a_publication_bring
     worker.publish(view, 61.0)
     assert [each.task_id for each in worker.view().queue] == ["a", "b", "c"]
     assert worker.work_off(61.0, 61.0) == 61.0 + ends[0]
+
+
+def test_a_prefill_that_ends_before_its_time_takes_nothing_of_the_next_ones() -> None:
+    tasks = tuple(task(name, 0) for name in "abc")
+    first_s, second_s, _ = (PLAIN.prefill_s(0, each.incr_tokens, Parallelism(2)) for each in tasks)
+    worker = KnownWorker(WorkerView("w", Role.PREFILL, Parallelism(2), queue=tasks), PLAIN)
+    worker.work_off(0.0, 0.1 * first_s)
+    worker.end("a", 0.9 * first_s)
+    end_s = 0.9 * first_s + second_s
+    assert worker.work_off(0.0, first_s) == pytest.approx(end_s)
+    worker.end("c", first_s)  # its client left
+    assert worker.work_off(0.0, first_s) == pytest.approx(end_s)
+    assert [each.task_id for each in worker.view().queue] == ["b"]
 
 
 def test_without_a_model_nothing_is_predicted() -> None:

@@ -248,6 +248,18 @@ async def test_a_refusal_without_a_reason_is_asked_for_in_the_other_form(path: s
         assert json.loads(first) == {"model": "m", **body}
 
 
+async def test_a_second_question_is_hardly_longer_than_the_first() -> None:
+    async with relayed() as (frontend, client):
+        frontend.events = FAILED
+        text = json.dumps({"prompt": 100 * "\u65e5", "suffix": "\ud800"}, ensure_ascii=False)
+        sent = text.encode("utf-8", "backslashreplace")
+        async with client.post("/v1/completions", data=sent, headers={"content-type": "application/json"}) as answer:
+            assert answer.status == 429
+        second = frontend.asked[1][3]
+        assert len(second) < len(sent) + 50
+        assert json.loads(second) == {**json.loads(sent), "stream": True}
+
+
 @pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), ("/v1/responses", {"stream": True})])
 async def test_a_round_that_is_not_refused_a_second_time_keeps_its_first_answer(
     path: str, body: dict[str, object]
