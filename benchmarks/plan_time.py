@@ -134,22 +134,23 @@ def _row(question: Question, trace: Path, options: argparse.Namespace) -> dict[s
     return row
 
 
-def _planned(argv: list[str], folder: Path, *, is_compiled: bool) -> Planned:
-    """One plan of the version in a folder."""
-    environment = os.environ | {"PYTHONPATH": str(folder.resolve())}
+def _planned(argv: list[str], sources: Path, *, is_compiled: bool) -> Planned:
+    """One plan of the version in a folder, which begins without a cache."""
+    environment = os.environ | {"PYTHONPATH": str(sources.resolve())}
     if not is_compiled:
         environment["AMPD_COMPILED"] = "0"
-    start_s = time.perf_counter()
-    # Modules of the working folder would come first, so it is none with sources.
-    done = subprocess.run(
-        [*ampd_command("plan"), *argv],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=environment,
-        cwd=tempfile.gettempdir(),
-    )
-    seconds = time.perf_counter() - start_s
+    # Older versions keep results in the user's cache. The folder has no sources, which would come first.
+    with tempfile.TemporaryDirectory(prefix="ampd-plan-") as folder:
+        start_s = time.perf_counter()
+        done = subprocess.run(
+            [*ampd_command("plan"), *argv],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment | {"XDG_CACHE_HOME": folder},
+            cwd=folder,
+        )
+        seconds = time.perf_counter() - start_s
     first = _FIRST.search(done.stderr)
     return Planned(seconds, float(first[1]) if first else nan, json.loads(done.stdout))
 
