@@ -82,9 +82,6 @@ class _Planner:
         self._shown: list[Layout] = []
         self._has_fewest = False
         self._is_decided = False
-        self._tied: list[Layout] = []
-        self._is_cut = False
-        self._figures_s = wishes.figures_share * wishes.budget_s
         self._next: Layout | None = None
         self._fuller: tuple[Layout, str] | None = None
         self._stopped = ""
@@ -155,7 +152,7 @@ class _Planner:
         return [] if self._has_fewest else self._shown[1:]
 
     def _decided(self) -> None:
-        self._is_decided = not self._is_cut
+        self._is_decided = not self._trials.is_cut
         self._trials.end_at(self._figures_s)
 
     @contextmanager
@@ -169,6 +166,11 @@ class _Planner:
                 raise
             self._stopped = INTERRUPTED
 
+    @property
+    def _figures_s(self) -> float:
+        """Seconds after the start at which figures are given up."""
+        return self._wishes.figures_share * self._wishes.budget_s
+
     @contextmanager
     def _phase(self, end_s: float) -> Iterator[None]:
         """What is not known this many seconds after the start is left out, so that there is time for the figures."""
@@ -176,7 +178,7 @@ class _Planner:
             with self._trials.ending_at(end_s):
                 yield
         except TimeOverError:
-            self._is_cut = True
+            pass
 
     def _compare(self) -> None:
         """Rank the best layouts of the search by longer trials, all with the same seeds."""
@@ -187,8 +189,7 @@ class _Planner:
         with self._phase(self._figures_s - _FIGURES * trial_s):
             appraiser.search_goodput(finalists, SEEDS, start)
             race(appraiser, finalists)
-        ranked, self._tied = ranking(appraiser, finalists)
-        self._shown = ranked[: self._wishes.top]
+        self._shown = ranking(appraiser, finalists)[0][: self._wishes.top]
         appraiser.search_goodput(self._shown[:1], SEEDS, start)
         if appraiser.rate:
             appraiser.check(self._shown[:1])
@@ -243,7 +244,6 @@ class _Planner:
             if self._appraiser.rate:
                 self._appraiser.check([full])
             self._shown = [full, *(layout for layout in self._shown if layout != full)][: self._wishes.top]
-            self._tied = []
         else:
             self._fuller = full, f"carries {self._carried(full):.3g} sessions/s"
 
@@ -313,9 +313,15 @@ class _Planner:
             is_estimated=self._is_estimated,
             none_carries=search.none_carries,
             fuller=self._fuller,
-            tied=self._tied if layouts[0].layout == shown[0] else [],
+            tied=self._tied(layouts[0].layout),
             carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
         )
+
+    def _tied(self, best: Layout) -> list[Layout]:
+        """The other layouts shown that may carry as much, where the most goodput was searched."""
+        if self._has_fewest or best not in self._shown:
+            return []
+        return [layout for layout in ranking(self._appraiser, self._shown)[1] if layout != best]
 
     def _appraised(self, layout: Layout) -> Appraised:
         found = self._appraiser.appraised(layout)

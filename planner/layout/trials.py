@@ -31,11 +31,13 @@ class Trials:
 
     Attributes:
         made: how many tasks were run.
+        is_cut: a part of the time was over (`ending_at`) before its trials were made.
     """
 
     def __init__(self, case: PlanCase, jobs: int | None, budget_s: float) -> None:
         self.case = case
         self.made = 0
+        self.is_cut = False
         self._started_s = time.monotonic()
         self._budget_s = budget_s
         self._whole: dict[TrialTask, Trial] = {}
@@ -70,6 +72,9 @@ class Trials:
         self.end_at(budget_s)
         try:
             yield
+        except TimeOverError:
+            self.is_cut = True
+            raise
         finally:
             self._budget_s = before_s
 

@@ -11,7 +11,6 @@ from ampd.policies import expectations
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.policies.passes import shortest_pass_s, tokens_within
 from ampd.policies.registry import Policy, register
-from ampd.types import PrefillTask
 
 _PRECISION_TOKENS = 16
 
@@ -81,10 +80,10 @@ class SlackSlicing(Policy):
         quantum_s = max(self.quantum * task.slo.ttft_s, self.QUANTUM_PASSES * shortest_s)
         least_s = self.LEAST_PASSES * shortest_s
         whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-        # Without a batch nothing limits a slice but its quantum.
-        budget_s, gain_s, step_s = self._budget(situation) if situation.running else (inf, inf, 0.0)
+        budget_s, gain_s, step_s = self._budget(situation)
         needed_s = min(least_s, whole_s)
-        if budget_s < needed_s and situation.now_s - task.arrival_s < self._most_wait_s(task):
+        most_wait_s = min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
+        if budget_s < needed_s and situation.now_s - task.arrival_s < most_wait_s:
             # Never for longer than for a lost round: the gain of a step may be next to nothing, and batches change.
             steps = min(ceil((needed_s - budget_s) / gain_s), self.LOST_TOKENS)
             # Half a step early, because a prefill that is submitted during a step runs after it.
@@ -92,9 +91,6 @@ class SlackSlicing(Policy):
         allowed_s = max(min(budget_s, quantum_s), needed_s)
         tokens = task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s)
         return Compute(tokens)
-
-    def _most_wait_s(self, task: PrefillTask) -> float:
-        return min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
 
     def _budget(self, situation: SlicingSituation) -> tuple[float, float, float]:
         """(seconds that the batch can be paused now, what every step adds, seconds of a step)."""
