@@ -1,6 +1,6 @@
 """The AMPD paper's evaluation (arXiv 2602.14516) in our simulator: 3 models, 4 traces, 5 rates on H20, ablations.
 
-    python benchmarks/reproduction.py [--write docs/reproduction.md] [--data FILE.json] [--seeds 3] [--sessions 300]
+    python -m benchmarks.reproduction [--write docs/reproduction.md] [--data FILE.json] [--seeds 3] [--sessions 300]
 
 Prints the tables as Markdown, or puts them between the markers of a document. Both readings of the paper's lengths
 (totals of a session, means of a round) are run. The layouts split the GPUs evenly: half prefill, half decode replicas

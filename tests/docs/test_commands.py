@@ -52,6 +52,13 @@ def test_the_commands_of_the_pages_are_accepted(page: str, command: str) -> None
     parse_settings(model, shlex.split(command.removeprefix(section.title)), page)
 
 
+@pytest.mark.parametrize("page", [*_PAGES, _ROOT / "benchmarks" / "README.md"], ids=lambda page: str(page.name))
+def test_a_benchmark_that_a_page_runs_as_a_file_imports_no_other(page: Path) -> None:
+    """Such a program does not find the package `benchmarks`; `python -m` does."""
+    typed = set(re.findall(r"(?:`|\s)(benchmarks/\w+\.py)(?:`| -)", page.read_text(encoding="utf-8")))
+    assert [name for name in typed if re.search(r"^from benchmarks", (_ROOT / name).read_text(), re.MULTILINE)] == []
+
+
 def test_commands_are_found() -> None:
     assert {command.split()[1] for _, command in _COMMANDS} >= {"serve", "replay", "plan", "simulate", "profile", "top"}
     assert len(_COMMANDS) > 15
