@@ -46,7 +46,7 @@ class Costs:
         grouped_round_us, grouped_token_us: of a coordinator with `--stream-tokens 4`.
         frontend_round_us, frontend_token_us: of a frontend.
         decision_us: of a coordinator, over all prefill workers. The time per round was measured without any.
-        route_us, publish_us, passed_on_us: of Redis, for a round, a publication, and each coordinator that gets it.
+        route_us, publish_us, passed_on_us: of Redis, per round, per publication, and per coordinator that gets one.
         applied_us: of each coordinator, for each publication.
     """
 
@@ -88,7 +88,7 @@ def needs(workers: int, sessions: int, costs: Costs) -> Needs:
     """What a graph of this size needs. A coordinator's core does its share of the rounds, and follows all workers."""
     rounds_per_s = sessions * ROUNDS_PER_S
     tokens_per_s = rounds_per_s * ROUND_TOKENS
-    decode = workers - prefill_workers(workers)
+    decode = workers - scaling.prefill_workers(workers)
     publications_per_s = PUBLICATIONS_PER_ROUND * rounds_per_s + PUBLICATIONS_PER_S * decode
     following = publications_per_s * costs.applied_us / 1e6
     deciding = rounds_per_s * costs.decision_us / 1e6
@@ -110,10 +110,6 @@ def needs(workers: int, sessions: int, costs: Costs) -> Needs:
     )
 
 
-def prefill_workers(workers: int) -> int:
-    return workers // 4
-
-
 def costs_of(
     workers: int, sessions: int, measured: Mapping[str, Any], tokens: Mapping[str, Any], decisions: Mapping[str, Any]
 ) -> Costs:
@@ -123,7 +119,7 @@ def costs_of(
         KeyError: a benchmark was run without this size, or without the flags above.
     """
     size = _only(measured["sizes"], workers=workers, sessions=sessions)
-    decision = _only(decisions["results"], policy="predictive", workers=prefill_workers(workers))
+    decision = _only(decisions["results"], policy="predictive", workers=scaling.prefill_workers(workers))
     of = next(figures for name, figures in tokens.items() if name.startswith("concurrency_"))
     return Costs(
         of["coordinator-with"]["round_us"],

@@ -27,7 +27,8 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
-from benchmarks.policies.report import markdown, put_between_markers
+from benchmarks import markdown_table
+from benchmarks.policies.report import put_between_markers
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
@@ -232,7 +233,7 @@ def _attainment_table(study: Study, lengths: Lengths) -> str:
                 fields = {"model": model, "trace": trace, "lengths": lengths, "system": system}
                 cells = [f"{study.mean('attainment', rate=rate, **fields):.1%}" for rate in RATES]
                 rows.append([model, trace, system.label, *cells, f"{study.mean('local_share', **fields):.0%}"])
-    return markdown(["model", "trace", "system", *(f"{rate}/s" for rate in RATES), "local"], rows)
+    return markdown_table.table(["model", "trace", "system", *(f"{rate}/s" for rate in RATES), "local"], rows)
 
 
 def _gain_table(study: Study, lengths: Lengths) -> str:
@@ -251,7 +252,7 @@ def _gain_table(study: Study, lengths: Lengths) -> str:
             rows.append(row)
     finite = {label: [gain for gain in values if gain < float("inf")] for label, values in gains.items()}
     rows.append(["mean", "", "", *(_signed(statistics.fmean(values)) for values in finite.values())])
-    return markdown(["model", "trace", "AMPD", *(f"vs {system.label}" for system in SYSTEMS[1:])], rows)
+    return markdown_table.table(["model", "trace", "AMPD", *(f"vs {system.label}" for system in SYSTEMS[1:])], rows)
 
 
 def _system_table(study: Study, systems: Sequence[System]) -> str:
@@ -263,7 +264,7 @@ def _system_table(study: Study, systems: Sequence[System]) -> str:
             fields = {"model": "llama-3.1-70b", "trace": trace, "lengths": lengths, "rate": 2.0, "system": system}
             row.append(f"{study.mean('attainment', **fields):.1%} ({study.mean('local_share', **fields):.0%} local)")
         rows.append(row)
-    return markdown(["", *(f"{trace}, {lengths}" for trace, lengths in columns)], rows)
+    return markdown_table.table(["", *(f"{trace}, {lengths}" for trace, lengths in columns)], rows)
 
 
 def _signed(gain: float) -> str:

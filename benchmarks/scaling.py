@@ -65,9 +65,14 @@ _AT_ONCE = 64
 _PATIENCE_S = 60.0
 
 
+def prefill_workers(count: int) -> int:
+    """How many of so many workers are prefill workers: one per three decode workers."""
+    return max(1, count // 4)
+
+
 def synthetic_workers(count: int, sessions: Sequence[str]) -> list[WorkerView]:
-    """One prefill worker per three decode workers, which hold all the sessions in equal parts."""
-    prefill = max(1, count // 4)
+    """Prefill workers, and decode workers that hold all the sessions in equal parts."""
+    prefill = prefill_workers(count)
     held: list[dict[str, int]] = [{} for _ in range(max(1, count - prefill))]
     for number, name in enumerate(sessions):
         held[number % len(held)][name] = _CONTEXT_TOKENS

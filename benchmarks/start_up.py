@@ -9,7 +9,7 @@ earlier runs (`--cold`), as the first start after an installation.
 
 `--demo` measures what a new user waits for: `make demo` in a clean clone of the last commit, installation included,
 until the graph is ready. Then the demo is stopped. Packages come from uv's cache if it has them. A clean clone has no
-bytecode, so each of these starts is a cold one.
+bytecode, so each start is a cold one.
 """
 
 from __future__ import annotations

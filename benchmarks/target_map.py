@@ -24,12 +24,13 @@ from pydantic import Field
 from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
+from benchmarks import markdown_table
 from benchmarks.best_layouts.entries import Entry, splits
 from benchmarks.best_layouts.search import Searcher
 from benchmarks.policies.campaign import Ledger
 from benchmarks.policies.contest import Point
 from benchmarks.policies.contestants import COLOCATED_OURS, OURS_AHEAD, OURS_STATIC
-from benchmarks.policies.report import check_markers, markdown, put_between_markers
+from benchmarks.policies.report import check_markers, put_between_markers
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.target_map"
@@ -145,7 +146,7 @@ def static_table(workloads: Sequence[Workload], searcher: Searcher) -> str:
                 for name, differences in behind.items()
             ]
             rows.append([workload.setting.name, figure, *texts])
-    return markdown(["workload", "", *(["best in, at most below"] * (len(rows[0]) - 2))], rows)
+    return markdown_table.table(["workload", "", *(["best in, at most below"] * (len(rows[0]) - 2))], rows)
 
 
 def _targets(setting: Setting) -> str:
@@ -183,7 +184,7 @@ def summary_table(maps: Maps) -> str:
         for name in ("2+2", "co-located", "best static")
         for what in ("mean against", "lowest,", "below")
     ]
-    return markdown(["workload", "start of ours", *heads], rows)
+    return markdown_table.table(["workload", "start of ours", *heads], rows)
 
 
 def _compared(mine: Sequence[float], theirs: Sequence[float]) -> list[str]:
@@ -205,7 +206,9 @@ def map_table(cells: Sequence[Cell], figure: str) -> str:
             text = f"{100 * mine:.1f} / {100 * best:.1f} {name}"
             row.append(f"**{text}**" if mine < best - _EQUAL else text)
         rows.append(row)
-    return markdown(["TTFT \\ ITL", *(f"{1e3 * cell.setting.itl_s:g} ms" for cell in cells[:columns])], rows)
+    return markdown_table.table(
+        ["TTFT \\ ITL", *(f"{1e3 * cell.setting.itl_s:g} ms" for cell in cells[:columns])], rows
+    )
 
 
 def draw(maps: Maps, path: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.policies.queue_work import QueueWork, queued
+from ampd.policies.queue_work import QueueWork, mean_rest_s, queued
 from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
 from ampd.types import PrefillTask, QueueRest, WorkerView
 
@@ -149,8 +149,7 @@ class KnownWorker:
         rest = self.published.queue_rest
         if not rest.tasks:
             return None
-        hist_tokens, incr_tokens = rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks
-        done_s = self._worked_s + rest.tasks * model.prefill_s(hist_tokens, incr_tokens, self.published.parallelism)
+        done_s = self._worked_s + rest.tasks * mean_rest_s(rest, model, self.published.parallelism)
         if done_s > now_s:
             return done_s
         self._worked_s = done_s

@@ -19,12 +19,12 @@ from pydantic import Field
 from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
+from benchmarks import markdown_table
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Entry, settings_named
 from benchmarks.best_layouts.search import CRITERIA, Searcher
 from benchmarks.policies.campaign import Ledger
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALL
-from benchmarks.policies.report import markdown
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts.shared_passes"
@@ -88,7 +88,7 @@ def table(rows: Mapping[str, Mapping[str, Rates]]) -> str:
         f"{sum(ratio < 1 for ratio in each)} of {len(each)}"
         for (label, text), each in ratios.items()
     ]
-    return "\n".join([markdown(head, lines), "", *summary])
+    return "\n".join([markdown_table.table(head, lines), "", *summary])
 
 
 def run(argv: Sequence[str]) -> int:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import inf
 
+from benchmarks import markdown_table
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
 from benchmarks.geometric import geometric_interval, geometric_mean
-from benchmarks.policies.report import goodput_text, markdown, ratio_text
+from benchmarks.policies.report import goodput_text, ratio_text
 from benchmarks.policies.settings import Setting
 from planner.intervals import mean_interval
 
@@ -44,7 +45,7 @@ def summary_table(outcomes: Outcomes) -> str:
                 )
             rows.append(row)
     heads = [f"/ {kind}, {what}" for kind in (RIVAL, PARTS) for what in ("mean", "lowest", "below 1")]
-    return markdown(["ours, from the even split", *heads], rows)
+    return markdown_table.table(["ours, from the even split", *heads], rows)
 
 
 def setting_table(outcomes: Outcomes, criterion: str) -> str:
@@ -61,7 +62,7 @@ def setting_table(outcomes: Outcomes, criterion: str) -> str:
                 ratio_text(_ratio(seeds, _RECOMMENDED, kind, criterion)),
             ]
         rows.append(row)
-    return markdown(["setting", "seeds", "ours", RIVAL, "ours / rival", PARTS, "ours / parts"], rows)
+    return markdown_table.table(["setting", "seeds", "ours", RIVAL, "ours / rival", PARTS, "ours / parts"], rows)
 
 
 def starts_table(outcomes: Outcomes, criterion: str) -> str:
@@ -73,7 +74,7 @@ def starts_table(outcomes: Outcomes, criterion: str) -> str:
         ]
         for setting, seeds in outcomes.items()
     ]
-    return markdown(["setting", *(each.label for each in OURS_FROM_EVEN)], rows)
+    return markdown_table.table(["setting", *(each.label for each in OURS_FROM_EVEN)], rows)
 
 
 def _ratio(seeds: Sequence[Outcome], label: str, kind: str, criterion: str) -> tuple[float, float, float] | None:

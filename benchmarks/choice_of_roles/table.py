@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks import markdown_table
 from benchmarks.choice_of_roles.cases import START, WAYS, WRONG_MODELS, Circumstance
 from benchmarks.policies.contest import Point
-from benchmarks.policies.report import markdown
 
 FIGURES = ("rounds", "sessions")
 _BELOW = 0.005
@@ -93,7 +93,7 @@ def summary_table(cells: Sequence[Cell], name: str, opponent: Opponent) -> str:
             row += [_points(_mean(means)), _points(min(means)), below, _points(min(map(min, cases)))]
         rows.append(row)
     heads = [f"{figure}, {what}" for figure in FIGURES for what in ("mean", "lowest case", "below", "lowest run")]
-    return markdown([f"against {name}", *heads], rows)
+    return markdown_table.table([f"against {name}", *heads], rows)
 
 
 def setting_table(cells: Sequence[Cell], figure: str) -> str:
@@ -112,7 +112,7 @@ def setting_table(cells: Sequence[Cell], figure: str) -> str:
         row.append(f"{100 * others[best]:.1f} {best}" if best else "-")
         rows.append(row)
     heads = ["setting", "load", *(way.label for way in WAYS), "co-located", "best other split"]
-    return markdown(heads, rows)
+    return markdown_table.table(heads, rows)
 
 
 def _groups(cells: Sequence[Cell]) -> dict[tuple[str, float], list[Cell]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from pathlib import Path
 
 from ampd.errors import UserError
+from benchmarks import markdown_table
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED_OURS, OURS
@@ -61,7 +62,7 @@ def summary_table(standings: Standings, groups: Groups) -> str:
                 if name == "best rival":
                     lowest = min(ratios, default=inf)
             rows.append([title, group, *cells, f"{lowest:.2f}" if lowest < inf else "-"])
-    return markdown(["", "settings", *(f"/ {name}" for name in AGAINST), "lowest / best rival"], rows)
+    return markdown_table.table(["", "settings", *(f"/ {name}" for name in AGAINST), "lowest / best rival"], rows)
 
 
 def ratio_table(standings: Standings, groups: Groups, criterion: str) -> str:
@@ -77,7 +78,7 @@ def ratio_table(standings: Standings, groups: Groups, criterion: str) -> str:
                 if name.startswith("best") and other is not None:
                     row[-1] += f" {other.label}"
             rows.append(row)
-    return markdown(["", "setting", "ours", *(f"/ {name}" for name in AGAINST)], rows)
+    return markdown_table.table(["", "setting", "ours", *(f"/ {name}" for name in AGAINST)], rows)
 
 
 def goodput_table(standings: Standings, groups: Groups, criterion: str) -> str:
@@ -89,7 +90,7 @@ def goodput_table(standings: Standings, groups: Groups, criterion: str) -> str:
         ]
         for setting in dict.fromkeys(setting for settings in groups.values() for setting in settings)
     ]
-    return markdown(["setting", *(contestant.label for contestant in standings.contestants)], rows)
+    return markdown_table.table(["setting", *(contestant.label for contestant in standings.contestants)], rows)
 
 
 def goodput_text(interval: Interval | None) -> str:
@@ -106,12 +107,6 @@ def ratio_text(ratio: tuple[float, float, float] | None) -> str:
         return "-"
     mean, low, high = ratio
     return f"{mean:.2f}" if high == inf else f"{mean:.2f} ({low:.2f}..{high:.2f})"
-
-
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def check_markers(path: Path, names: Sequence[str]) -> None:

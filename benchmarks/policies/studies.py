@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from benchmarks import markdown_table
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.campaign import Job, Ledger, Task, in_parallel_kept, search_all
 from benchmarks.policies.contest import CRITERIA, USUAL, Condition, Contestant
 from benchmarks.policies.contestants import ABLATION, OURS, RIVALS
 from benchmarks.policies.plots import relative
 from benchmarks.policies.prepared import Prepared
-from benchmarks.policies.report import TITLES, goodput_text, markdown, ratio_text
+from benchmarks.policies.report import TITLES, goodput_text, ratio_text
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Standings
 
@@ -97,7 +98,7 @@ def _ablation(bench: Bench) -> Iterator[str]:
         shares = [relative(standings, bench.settings, our, criterion) for criterion in CRITERIA]
         rows.append([our.label, *("-" if share is None else f"{share:.2f}" for share in shares)])
     yield "Goodput as a share of ours, geometric mean over the settings:"
-    yield markdown(["", *TITLES.values()], rows)
+    yield markdown_table.table(["", *TITLES.values()], rows)
     yield f"{TITLES[_CHOSEN_BY].capitalize()} by setting, sessions per second, and as a share of ours:"
     yield _by_setting(bench, standings, partial(_share_of_ours, standings))
 
@@ -114,7 +115,7 @@ def _by_setting(
         rows.append(
             [contestant.label, *(f"{goodput}; {share}" for goodput, share in zip(goodputs, ratios, strict=True))]
         )
-    return markdown(["", *(setting.name for setting in bench.settings)], rows)
+    return markdown_table.table(["", *(setting.name for setting in bench.settings)], rows)
 
 
 # -- more than can be carried
@@ -154,7 +155,7 @@ def _overload(bench: Bench, field: Sequence[Contestant]) -> str:
                     ]
                 )
     head = ["setting", "", "load", "rounds attained", "sessions attained", "sessions in time"]
-    return markdown([*head, "rounds completed /s", "of these on target /s"], rows)
+    return markdown_table.table([*head, "rounds completed /s", "of these on target /s"], rows)
 
 
 # -- unusual conditions
@@ -173,7 +174,7 @@ def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[
                 [condition.name, each.label, *(f"{value:.2f}" if value else "-" for value in (*shares, versus))]
             )
     yield "Remaining share of the usual goodput, geometric mean over the settings, and goodput as a share of ours:"
-    yield markdown(["", "", *TITLES.values(), "sustained rounds, share of ours"], rows)
+    yield markdown_table.table(["", "", *TITLES.values(), "sustained rounds, share of ours"], rows)
     for condition in conditions:
         standings = bench.standings(field, condition)
         yield f"{condition.name}: {TITLES[_CHOSEN_BY]}, sessions per second, and as a share of ours:"

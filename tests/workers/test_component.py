@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 
@@ -29,6 +29,8 @@ from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine
 from workers.publisher import Publisher
 from workers.worker_recorder import WorkerRecorder
+
+EngineT = TypeVar("EngineT", bound=ModelledEngine)
 
 
 class Runtime:
@@ -65,6 +67,21 @@ class Endpoint(ScriptedEndpoint):
         await self._runtime.is_shut_down.wait()
 
 
+def endpoints_of(runtime: Runtime) -> Any:
+    return {name: Endpoint(runtime) for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)}
+
+
+def modelled(kind: type[EngineT], model_folder: Path) -> EngineT:
+    return kind(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
+
+
+async def started(inner: ModelledEngine) -> SupervisedEngine:
+    engine = SupervisedEngine(inner, Times())
+    engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
+    await engine.start()
+    return engine
+
+
 def test_a_worker_that_stands_still_while_it_enters_discovery_enters_again(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,11 +89,8 @@ def test_a_worker_that_stands_still_while_it_enters_discovery_enters_again(
 
     async def scenario() -> None:
         runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
-        modelled = ModelledEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
-        engine = SupervisedEngine(modelled, Times())
-        engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
-        await engine.start()
-        endpoints: Any = {name: Endpoint(runtime) for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)}
+        engine = await started(modelled(ModelledEngine, model_folder))
+        endpoints = endpoints_of(runtime)
         endpoints[GENERATE_ENDPOINT].is_registered = False
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
         running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
@@ -107,11 +121,8 @@ def test_an_error_of_the_watch_is_logged_and_the_engine_is_watched_again(
 ) -> None:
     async def scenario() -> None:
         runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
-        blind = BlindEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
-        engine = SupervisedEngine(blind, Times())
-        engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
-        await engine.start()
-        endpoints: Any = {name: Endpoint(runtime) for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)}
+        engine = await started(modelled(BlindEngine, model_folder))
+        endpoints = endpoints_of(runtime)
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
         running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
         await until(MemoryStore(state).snapshot)
@@ -151,12 +162,10 @@ def test_a_worker_is_out_of_the_shared_state_while_its_engine_starts_again(
 ) -> None:
     async def scenario() -> None:
         runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
-        inner = LostOnceEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
+        inner = modelled(LostOnceEngine, model_folder)
         inner.store = MemoryStore(state)
-        engine = SupervisedEngine(inner, Times())
-        engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
-        await engine.start()
-        endpoints: Any = {name: Endpoint(runtime) for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)}
+        engine = await started(inner)
+        endpoints = endpoints_of(runtime)
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
         running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
         await until(lambda: inner.workers_meanwhile is not None)
