@@ -145,6 +145,10 @@ class MemoryState:
             if published.expires_s > now_s
         ]
 
+    def is_struck_out(self, worker_id: str, task_id: str) -> bool:
+        """Whether a prefill was lately struck out of a worker's queue."""
+        return self._of(worker_id).queue.get(task_id, (0.0, "queued"))[1] == ""
+
     def put_task(self, worker_id: str, task_id: str, record: str) -> None:
         """A prefill entered in a worker's queue, or ("") struck out of a live worker's; a dead one's simply goes."""
         if record or self._is_live(worker_id):
@@ -302,8 +306,9 @@ class MemoryStore:
             return RouteOutcome(accepted=False, binding=binding)
         self._state.of_tenant(write.session_id, write.tenant)
         self._state.bind(binding, ttl_s)
-        self._state.put_task(write.queue_worker_id, write.task.task_id, record)
-        self._state.publish(event)
+        if not self._state.is_struck_out(write.queue_worker_id, write.task.task_id):
+            self._state.put_task(write.queue_worker_id, write.task.task_id, record)
+            self._state.publish(event)
         return RouteOutcome(accepted=True, binding=binding)
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:

@@ -84,13 +84,11 @@ class KnownWorker:
         return lost_tasks
 
     def enter(self, task: PrefillTask, now_s: float) -> None:
-        """A coordinator has entered a prefill."""
-        if task.task_id in self._entered:
+        """A coordinator has entered a prefill. A slow write that lands after the prefill is done changes nothing."""
+        if task.task_id in self._entered or task.task_id in self._done:
             return
         self._entered[task.task_id] = (now_s, task)
-        if self._done.pop(task.task_id, None) is not None:
-            self._add_up()
-        elif task.task_id not in self._queue:
+        if task.task_id not in self._queue:
             self._queue[task.task_id] = task
             self._work = self._work and self._work.changed(entered=(task,))
         self._view = None

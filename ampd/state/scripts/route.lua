@@ -45,7 +45,11 @@ end
 if ARGV[13] ~= '' then
   redis.call('SET', KEYS[5], ARGV[13], 'PX', ttl)
 end
-redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
-redis.call('PEXPIRE', KEYS[2], ARGV[8])
-redis.call('PUBLISH', ARGV[6], ARGV[7])
+-- A write that its coordinator gave up waiting for may come after the worker's removal of the prefill.
+local queued = redis.call('HGET', KEYS[2], ARGV[4])
+if not queued or string.sub(queued, -1) ~= ' ' then
+  redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
+  redis.call('PEXPIRE', KEYS[2], ARGV[8])
+  redis.call('PUBLISH', ARGV[6], ARGV[7])
+end
 return {1, epoch, ARGV[1]}

@@ -41,8 +41,8 @@ def test_reports_one_by_one_are_the_last_publication_with_all_changes(reports: l
     for number, (report, what) in enumerate(reports):
         if report == "enter":
             worker.enter(task(what, number), 0.0)
-            entered.setdefault(what, task(what, number))
-            done.discard(what)
+            if what not in done:
+                entered.setdefault(what, task(what, number))
         elif report == "finish":
             worker.finish(what, 0.0)
             entered.pop(what, None)

@@ -386,13 +386,14 @@ class TestQueues:
         await store.publish_worker(written_before, LONG_S)
         assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
 
-    async def test_a_task_may_return_to_the_queue_it_left(self, cluster: Any, make: Any) -> None:
+    async def test_a_write_that_lands_after_its_task_is_done_only_binds(self, cluster: Any, make: Any) -> None:
+        """Its coordinator has not waited for it: the worker was called all the same."""
         store = await cluster.store()
         await store.publish_worker(make.view("d1"), LONG_S)
-        await store.route(make.write(), SessionLimits(LONG_S))
         await store.finish_tasks("d1", ["t1"])
-        await store.route(make.write(epoch=1), SessionLimits(LONG_S))
-        assert [task.task_id for task in (await view_of(store, "d1")).queue] == ["t1"]
+        assert (await store.route(make.write(), SessionLimits(LONG_S))).accepted
+        assert (await view_of(store, "d1")).queue == ()
+        assert await store.binding("s1") == Binding("s1", "d1", 1)
 
     async def test_arrival_times_move_to_the_readers_clock(self, cluster: Any, make: Any) -> None:
         now = {"writer": 1000.0, "reader": 5.0}

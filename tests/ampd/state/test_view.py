@@ -277,6 +277,20 @@ class TestQueues:
             await fixture.publish(written_before, waiting)
             assert queued(view, "p1") == ["t2"]
 
+    async def test_a_write_that_lands_after_its_prefill_was_done_does_not_list_it(
+        self, fixture: Any, make: Any, waiting: Any
+    ) -> None:
+        """The coordinator gave up waiting for this write, served the round without it, and hears of it afterwards."""
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            late, after = make.write(), make.write(session_id="s2", task_id="t2")
+            view.apply(TaskQueued("d1", late.task))
+            view.apply(TaskDone("d1", "t1"))
+            for write in (late, after):
+                await fixture.others.route(write, SessionLimits(60))
+            await waiting.until(lambda: "t2" in queued(view, "d1"))
+            assert queued(view, "d1") == ["t2"]
+
     async def test_ones_own_write_and_its_echo_count_once(self, fixture: Any, make: Any, waiting: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
         async with fixture.view as view:
