@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
 
-from ampd.discovery_entries import is_listed, until_listed
+from ampd.discovery_entries import DiscoveryEntry
 from ampd.supervised_task import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
@@ -30,35 +29,20 @@ class Presence(InBackground):
     Rounds in progress are not touched. Hand it to Dynamo's signal handlers in the endpoint's place, so that a
     coordinator that ends does not come back.
 
-    Args:
-        enter: enters again; None: only the endpoint, because the model's card is there as long as the process.
-
     Attributes:
         is_leaving: whether a signal has come.
     """
 
-    def __init__(
-        self, endpoint: Any, is_ready: Callable[[], bool], enter: Callable[[], Awaitable[None]] | None = None
-    ) -> None:
-        self._endpoint = endpoint
+    def __init__(self, entry: DiscoveryEntry, is_ready: Callable[[], bool]) -> None:
+        self._entry = entry
         self._is_ready = is_ready
         self.is_leaving = False
-        self._is_present = False
-        self._enter = enter or endpoint.register_endpoint_instance
-        self._client: Any = None
-        # So that nothing that is still being written comes after it was to go.
-        self._changing = asyncio.Lock()
+        self._has_entered = False
         self._task = SupervisedTask("presence", self._run)
 
-    def wanted_entries(self) -> list[tuple[Any, Any]]:
-        """The endpoint and its own client while it should be in discovery."""
-        return [(self._endpoint, self._client)] if self._is_present and not self.is_leaving else []
-
-    async def enter_again(self, endpoint: Any) -> None:  # noqa: ARG002
-        """Write the entries that others have deleted, unless the coordinator has left meanwhile."""
-        async with self._changing:
-            if self.wanted_entries():
-                await self._enter()
+    def wanted_entries(self) -> list[DiscoveryEntry]:
+        """The coordinator's entry while it should be in discovery."""
+        return [self._entry] if self._entry.is_present and not self.is_leaving else []
 
     async def until_ready(self) -> bool:
         """Wait until the endpoint may be served for the first time; False if the coordinator ends before that."""
@@ -74,34 +58,29 @@ class Presence(InBackground):
         if not self._task.is_running:
             return  # it never entered
         await self.stop()
-        async with self._changing:
-            await self._endpoint.unregister_endpoint_instance()
+        await self._entry.unregister_endpoint_instance()
 
     async def _run(self) -> None:
-        if self._client is None:
-            client = await self._endpoint.client()
-            await until_listed(self._endpoint, client, lambda _: self._enter())
-            self._client, self._is_present = client, True
+        if not self._has_entered:
+            await self._entry.until_listed()
+            self._has_entered = True
         while True:
             is_ready = self._is_ready()
-            if is_ready != self._is_present:
-                async with self._changing:
-                    await self._change(is_ready)
-            await asyncio.sleep(_PRESENT_POLL_S if self._is_present else _POLL_S)
+            if is_ready != self._entry.is_present:
+                await self._change(is_ready)
+            await asyncio.sleep(_PRESENT_POLL_S if self._entry.is_present else _POLL_S)
 
     async def _change(self, is_ready: bool) -> None:
         """Enter or leave; after a failure `_run` tries again. Until then each round is refused separately."""
         try:
             if is_ready:
-                await self._enter()
+                await self._entry.enter()
                 log.info("there is a live decode worker: serving")
             else:
-                await self._endpoint.unregister_endpoint_instance()
+                await self._entry.leave()
                 log.warning("no live decode worker: out of discovery until there is one")
         except Exception as error:
             log.warning("could not change the presence in discovery: %s", error)
             await asyncio.sleep(_RETRY_S)
             # The failed call may have had its effect, and Dynamo refuses to leave a second time.
-            self._is_present = is_listed(self._endpoint, self._client)
-        else:
-            self._is_present = is_ready
+            self._entry.look()

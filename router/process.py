@@ -9,7 +9,7 @@ from typing import Any
 from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
 from ampd.call_signatures import Signer, read_secrets
-from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries
+from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
 from ampd.errors import RunError, UserError
 from ampd.process_exit import exit_now
 from ampd.state.connect import open_store
@@ -91,10 +91,8 @@ class CoordinatorProcess:
         coordinator.sessions.register(runtime)
         self._coordinator = coordinator
         self._has_given_up = asyncio.Event()
-        # Others may have deleted the model's card too while the endpoint was out.
-        enter = self._enter_again if deletes_silent_entries() else None
-        self._presence = Presence(self._endpoint, lambda: bool(coordinator.view.decode()), enter)
-        self._entries = DiscoveryEntries(self._presence.wanted_entries, self._presence.enter_again)
+        self._presence = Presence(self._entry(), lambda: bool(coordinator.view.decode()))
+        self._entries = DiscoveryEntries(self._presence.wanted_entries)
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(
             coordinator_id, coordinator, settings, window, lambda: card.registered_tokens
@@ -179,6 +177,12 @@ class CoordinatorProcess:
     async def _register(self) -> None:
         tokens = smallest_context_tokens(self._coordinator.view.decode())
         await self._card.register(self._endpoint, tokens, self._others)
+
+    def _entry(self) -> DiscoveryEntry:
+        if not deletes_silent_entries():
+            return DiscoveryEntry(self._endpoint)
+        # Others may have deleted the model's card too, or alone.
+        return DiscoveryEntry(self._endpoint, self._enter_again, lambda: has_card(self._endpoint.connection_id()))
 
     async def _enter_again(self) -> None:
         await self._card.register_again(self._endpoint)

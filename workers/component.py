@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discovery
 from dynamo.llm import HttpError
-from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
+from dynamo.runtime import Context, DistributedRuntime, Endpoint
 
 from ampd.call_signatures import Signer, Verifier, read_secrets
-from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries, until_listed
+from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.model import PerformanceModel
@@ -98,9 +98,9 @@ class Worker:
         self._rounds = parts.rounds
         self._publisher = parts.publisher
         self._endpoints = endpoints
+        self._entries = {name: DiscoveryEntry(endpoint) for name, endpoint in endpoints.items()}
         self._lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._shutdown: asyncio.Task[None] | None = None
-        self._clients: list[Client] = []
         # Held while the engine starts again, so that a worker without its engine does not enter the shared state.
         self._presence = asyncio.Lock()
         self._is_announced = False
@@ -118,7 +118,7 @@ class Worker:
         )
         watching = SupervisedTask("engine-watch", self._watch_engine)
         watching.start()
-        entries = DiscoveryEntries(self._wanted_entries, self._enter)
+        entries = DiscoveryEntries(self._wanted_entries)
         if deletes_silent_entries():
             entries.start()
         system.answer_liveness(self._runtime)
@@ -144,11 +144,8 @@ class Worker:
 
     async def _announce(self, serving: asyncio.Future[Any]) -> None:
         """Enter the shared state when callers can reach every endpoint."""
-        for endpoint in self._endpoints.values():
-            client = await endpoint.client()
-            # A client that is dropped leaves its watch behind, which complains at every change of the cluster.
-            self._clients.append(client)
-            listed = asyncio.create_task(until_listed(endpoint, client, self._enter))
+        for entry in self._entries.values():
+            listed = asyncio.create_task(entry.until_listed())
             try:
                 await asyncio.wait({serving, listed}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -170,15 +167,9 @@ class Worker:
             raise RunError(f"ampd worker: {error}") from None
         log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
 
-    async def _enter(self, endpoint: Endpoint) -> None:
-        """Write the endpoint's entry that others have deleted, unless the worker ends."""
-        if self._shutdown is None:
-            await endpoint.register_endpoint_instance()
-
-    def _wanted_entries(self) -> Iterable[tuple[Endpoint, Client]]:
+    def _wanted_entries(self) -> list[DiscoveryEntry]:
         """Those of a worker that has entered the shared state and does not end."""
-        is_wanted = self._is_announced and self._shutdown is None
-        return zip(self._endpoints.values(), self._clients, strict=True) if is_wanted else ()
+        return list(self._entries.values()) if self._is_announced and self._shutdown is None else []
 
     async def _watch_engine(self) -> None:
         if isinstance(self._engine, SupervisedEngine):
@@ -254,7 +245,7 @@ class Worker:
         await self._publisher.retire()
         await graceful_shutdown_with_discovery(
             self._runtime,
-            [self._endpoints[PREFILL_ENDPOINT], self._endpoints[GENERATE_ENDPOINT]],
+            [self._entries[PREFILL_ENDPOINT], self._entries[GENERATE_ENDPOINT]],
             grace_period_s=self._settings.grace_s,
             drain_callback=self._drain,
         )

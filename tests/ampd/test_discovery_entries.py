@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from ampd.discovery_entries import DiscoveryEntries, deletes_silent_entries, until_listed
-from tests.harness.scripted_endpoint import ScriptedEndpoint
+from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
+from tests.harness.scripted_endpoint import ScriptedEndpoint, SlowEndpoint
 from tests.virtual_time import run_virtually, virtually
 
 LONG_S = 60.0
 
 
-def entries_of(*endpoints: ScriptedEndpoint, is_wanted: Callable[[], bool] = lambda: True) -> DiscoveryEntries:
-    return DiscoveryEntries(
-        lambda: [(endpoint, endpoint) for endpoint in endpoints] if is_wanted() else (),
-        lambda endpoint: endpoint.register_endpoint_instance(),
-    )
+async def entries_of(*endpoints: ScriptedEndpoint, is_wanted: Callable[[], bool] = lambda: True) -> DiscoveryEntries:
+    """Looks for the entries of endpoints that have entered."""
+    entered = [DiscoveryEntry(endpoint) for endpoint in endpoints]
+    for entry in entered:
+        await entry.until_listed()
+    return DiscoveryEntries(lambda: entered if is_wanted() else ())
 
 
 @virtually
 async def test_only_an_entry_that_is_gone_is_written_again() -> None:
     stays, goes = ScriptedEndpoint(), ScriptedEndpoint()
-    entries = entries_of(stays, goes)
+    entries = await entries_of(stays, goes)
     entries.start()
     await asyncio.sleep(LONG_S)
     assert stays.calls == goes.calls == []
@@ -40,7 +42,7 @@ async def test_only_an_entry_that_is_gone_is_written_again() -> None:
 @virtually
 async def test_an_entry_that_is_not_listed_for_a_moment_is_left_alone() -> None:
     endpoint = ScriptedEndpoint()
-    entries = entries_of(endpoint)
+    entries = await entries_of(endpoint)
     entries.start()
     for _ in range(20):
         endpoint.is_registered = False
@@ -54,7 +56,7 @@ async def test_an_entry_that_is_not_listed_for_a_moment_is_left_alone() -> None:
 @virtually
 async def test_a_process_that_wants_none_stays_away() -> None:
     endpoint = ScriptedEndpoint()
-    entries = entries_of(endpoint, is_wanted=lambda: False)
+    entries = await entries_of(endpoint, is_wanted=lambda: False)
     entries.start()
     endpoint.is_registered = False
     await asyncio.sleep(LONG_S)
@@ -64,19 +66,54 @@ async def test_a_process_that_wants_none_stays_away() -> None:
 
 @virtually
 async def test_what_leaves_while_another_entry_is_written_stays_away() -> None:
-    first, second = ScriptedEndpoint(), ScriptedEndpoint()
-    wanted = [first, second]
-
-    async def enter(endpoint: ScriptedEndpoint) -> None:
-        wanted.clear()
-        await endpoint.register_endpoint_instance()
-
-    first.is_registered = second.is_registered = False
-    entries = DiscoveryEntries(lambda: [(endpoint, endpoint) for endpoint in wanted], enter)
+    first, second = SlowEndpoint(), ScriptedEndpoint()
+    wanted = [DiscoveryEntry(first), DiscoveryEntry(second)]
+    for entry in wanted:
+        await entry.until_listed()
+    entries = DiscoveryEntries(lambda: wanted)
+    first.is_registered = False
     entries.start()
+    await asyncio.sleep(LONG_S)  # the first one is being written
+    await wanted[1].leave()
+    first.may_write.set()
     await asyncio.sleep(LONG_S)
-    assert (first.calls, second.calls) == (["enter"], [])
+    assert (first.calls, second.calls) == (["enter"], ["leave"])
     await entries.stop()
+
+
+@virtually
+async def test_a_card_that_is_gone_alone_is_written_again() -> None:
+    endpoint, cards = ScriptedEndpoint(), ["card"]
+
+    async def write() -> None:
+        cards.append("card")
+
+    entry = DiscoveryEntry(endpoint, write, lambda: bool(cards))
+    await entry.until_listed()
+    entries = DiscoveryEntries(lambda: [entry])
+    entries.start()
+    cards.clear()
+    await asyncio.sleep(LONG_S)
+    assert cards == ["card"]
+    await entries.stop()
+
+
+@virtually
+async def test_an_entry_that_is_still_written_when_its_endpoint_leaves_goes_too() -> None:
+    """Nobody waits for the write any more, but it can still land."""
+    endpoint = SlowEndpoint()
+    entry = DiscoveryEntry(endpoint)
+    entering = asyncio.create_task(entry.enter())
+    await asyncio.sleep(LONG_S)
+    entering.cancel()
+    leaving = asyncio.create_task(entry.unregister_endpoint_instance())
+    await asyncio.sleep(LONG_S)
+    endpoint.may_write.set()
+    await leaving
+    await asyncio.sleep(LONG_S)
+    assert endpoint.calls == ["enter", "leave"]
+    await entry.enter()
+    assert endpoint.calls == ["enter", "leave"], "it has left for good"
 
 
 @pytest.mark.parametrize("backend", ["file", "etcd"])
@@ -88,7 +125,7 @@ def test_the_first_entry_is_written_again_if_others_can_have_deleted_it(
     async def main() -> None:
         endpoint = ScriptedEndpoint()
         endpoint.is_registered = False
-        listed = asyncio.create_task(until_listed(endpoint, endpoint, lambda each: each.register_endpoint_instance()))
+        listed = asyncio.create_task(DiscoveryEntry(endpoint).until_listed())
         await asyncio.sleep(LONG_S)
         assert endpoint.is_registered is listed.done() is (backend == "file")
         assert endpoint.calls == ["enter"] * (backend == "file")
@@ -104,3 +141,15 @@ def test_only_files_are_deleted(backend: str | None, deletes: bool, monkeypatch:
     else:
         monkeypatch.setenv("DYN_DISCOVERY_BACKEND", backend)
     assert deletes_silent_entries() is deletes
+
+
+def test_a_card_is_found_by_the_id_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
+    assert has_card(0xAB), "there is no folder to write to"
+    folder = tmp_path / "v1/mdc"
+    folder.mkdir(parents=True)
+    assert not has_card(0xAB)
+    (folder / "ns%2Fcoordinator%2Fgenerate%2F1ab").touch()
+    assert not has_card(0xAB)
+    (folder / "ns%2Fcoordinator%2Fgenerate%2Fab").touch()
+    assert has_card(0xAB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 
@@ -47,3 +48,21 @@ class ScriptedEndpoint:
             self.is_registered = is_registered
         if fails:
             raise RuntimeError("discovery does not answer")
+
+
+class SlowEndpoint(ScriptedEndpoint):
+    """Writes its entry only when it is told to. Like Dynamo, it does so even if nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_write = asyncio.Event()
+
+    async def register_endpoint_instance(self) -> None:
+        await asyncio.shield(self._write())
+
+    def _write(self) -> asyncio.Task[None]:
+        async def write() -> None:
+            await self.may_write.wait()
+            await super(SlowEndpoint, self).register_endpoint_instance()
+
+        return asyncio.create_task(write())

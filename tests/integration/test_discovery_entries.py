@@ -55,8 +55,13 @@ async def test_a_graph_whose_entries_are_gone_serves_again(graph: Graph) -> None
             path.unlink()
         await until(lambda: is_served_remotely("after"))
         assert {path for path in (graph.folder / "discovery").rglob("*") if path.is_file()} == set(entries)
-    for name in (coordinator, *graph.processes.values()):
-        assert graph.log(name).count("entering again") == 1
+        for name in (coordinator, *graph.processes.values()):
+            assert graph.log(name).count("entering again") == 1
+        delete_card(graph)
+        await until(lambda: no_model(graph))
+        await until(lambda: is_served_remotely("with a new card"))
+        assert {path for path in (graph.folder / "discovery").rglob("*") if path.is_file()} == set(entries)
+    assert graph.log(coordinator).count("entering again") == 2
 
 
 async def test_a_coordinator_whose_card_is_gone_while_it_is_out_of_discovery_serves_again(

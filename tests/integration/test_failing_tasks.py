@@ -14,7 +14,7 @@ import pytest
 from zmq import PAIR
 from zmq.asyncio import Context
 
-from ampd.discovery_entries import DiscoveryEntries
+from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
@@ -194,7 +194,7 @@ async def test_the_lease_probe_asks_again(monkeypatch: pytest.MonkeyPatch) -> No
 async def test_presence_goes_on_from_where_it_was() -> None:
     endpoint, live = ScriptedEndpoint(), [True]
     is_ready = FailsOnce(lambda: bool(live))
-    presence = Presence(endpoint, is_ready)
+    presence = Presence(DiscoveryEntry(endpoint), is_ready)
     presence.start()
     live.clear()
     await until(lambda: not endpoint.is_registered)
@@ -209,8 +209,10 @@ async def test_presence_goes_on_from_where_it_was() -> None:
 @virtually
 async def test_entries_in_discovery_are_written_again() -> None:
     endpoint = ScriptedEndpoint()
+    entry = DiscoveryEntry(endpoint)
+    await entry.until_listed()
     endpoint.is_registered, endpoint.failures = False, 1
-    entries = DiscoveryEntries(lambda: [(endpoint, endpoint)], lambda each: each.register_endpoint_instance())
+    entries = DiscoveryEntries(lambda: [entry])
     entries.start()
     await until(lambda: endpoint.is_registered)
     assert endpoint.calls == ["enter", "enter"]

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from ampd.discovery_entries import DiscoveryEntry
 from router.presence import Presence
-from tests.harness.scripted_endpoint import ScriptedEndpoint
+from tests.harness.scripted_endpoint import ScriptedEndpoint, SlowEndpoint
 from tests.virtual_time import run_virtually
 from tests.waiting import until
 
@@ -24,7 +25,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
         async def main() -> None:
             live: list[str] = []
             endpoint = ScriptedEndpoint()
-            presence = Presence(endpoint, lambda: bool(live))
+            presence = Presence(DiscoveryEntry(endpoint), lambda: bool(live))
             await scenario(endpoint, live, presence)
             await presence.stop()
 
@@ -52,7 +53,7 @@ def test_it_waits_for_the_first_decode_worker_and_then_follows(run: Callable[[Sc
             live.append("d2")
             await asyncio.sleep(LONG_S)
             assert endpoint.is_registered
-            assert presence.wanted_entries() == [(endpoint, endpoint)]
+            assert presence.wanted_entries()
         assert endpoint.calls == ["leave", "enter"] * 2
 
     run(scenario)
@@ -131,7 +132,7 @@ def test_it_enters_in_its_own_way_where_others_may_have_deleted_more_than_the_en
             cards.append("card")
             await endpoint.register_endpoint_instance()
 
-        presence = Presence(endpoint, lambda: bool(live), enter)
+        presence = Presence(DiscoveryEntry(endpoint, enter), lambda: bool(live))
         presence.start()
         await asyncio.sleep(LONG_S)
         assert cards == []
@@ -146,26 +147,15 @@ def test_it_enters_in_its_own_way_where_others_may_have_deleted_more_than_the_en
     run_virtually(main(), monkeypatch)
 
 
-class SlowEndpoint(ScriptedEndpoint):
-    """Writes its entry only when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.may_write = asyncio.Event()
-
-    async def register_endpoint_instance(self) -> None:
-        await self.may_write.wait()
-        await super().register_endpoint_instance()
-
-
 @pytest.mark.parametrize("is_for_good", [False, True])
 def test_an_entry_that_is_being_written_again_goes_too(is_for_good: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         live, endpoint = ["d1"], SlowEndpoint()
-        presence = Presence(endpoint, lambda: bool(live))
+        presence = Presence(DiscoveryEntry(endpoint), lambda: bool(live))
         presence.start()
         await until(presence.wanted_entries)
-        entering = asyncio.create_task(presence.enter_again(endpoint))
+        (entry,) = presence.wanted_entries()
+        entering = asyncio.create_task(entry.enter_again())
         await asyncio.sleep(LONG_S)
         live.clear()
         leaving = asyncio.create_task(presence.unregister_endpoint_instance()) if is_for_good else None
@@ -174,7 +164,7 @@ def test_an_entry_that_is_being_written_again_goes_too(is_for_good: bool, monkey
         await entering
         await asyncio.sleep(LONG_S)
         assert endpoint.calls == ["enter", "leave"]
-        await presence.enter_again(endpoint)
+        await entry.enter_again()
         assert endpoint.calls == ["enter", "leave"]
         if leaving:
             await leaving
@@ -194,11 +184,30 @@ def test_what_stood_still_while_it_was_first_served_enters_in_its_own_way(monkey
             cards.append("card")
             await endpoint.register_endpoint_instance()
 
-        presence = Presence(endpoint, lambda: True, enter)
+        presence = Presence(DiscoveryEntry(endpoint, enter), lambda: True)
         presence.start()
         await asyncio.sleep(LONG_S)
         assert cards == ["card"]
-        assert presence.wanted_entries() == [(endpoint, endpoint)]
+        assert presence.wanted_entries()
         await presence.stop()
+
+    run_virtually(main(), monkeypatch)
+
+
+def test_what_is_still_being_entered_for_the_first_time_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+
+    async def main() -> None:
+        endpoint = SlowEndpoint()
+        endpoint.is_registered = False
+        presence = Presence(DiscoveryEntry(endpoint), lambda: True)
+        presence.start()
+        await asyncio.sleep(LONG_S)  # it stood still, and writes its entry again
+        leaving = asyncio.create_task(presence.unregister_endpoint_instance())
+        await asyncio.sleep(LONG_S)
+        endpoint.may_write.set()
+        await leaving
+        await asyncio.sleep(LONG_S)
+        assert endpoint.calls == ["enter", "leave"]
 
     run_virtually(main(), monkeypatch)

@@ -16,7 +16,7 @@ from ampd.call_signatures import Verifier
 from ampd.errors import RunError
 from ampd.types import Parallelism
 from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT
-from tests.harness.scripted_endpoint import ScriptedEndpoint
+from tests.harness.scripted_endpoint import ScriptedEndpoint, SlowEndpoint
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually
 from tests.waiting import until
@@ -101,6 +101,53 @@ def test_a_worker_that_stands_still_while_it_enters_discovery_enters_again(
         await engine.stop()
 
     run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+
+
+class SlowToEnter(SlowEndpoint):
+    """Is served as long as its runtime, and enters discovery again only when it is told to."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    async def serve_endpoint(self, _handler: Any) -> None:
+        await self._runtime.is_shut_down.wait()
+
+
+def test_an_entry_that_is_still_written_when_the_worker_ends_goes_too(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYN_DISCOVERY_BACKEND", "file")
+    left: list[list[str]] = []
+
+    async def leave(_runtime: Any, entries: Any, **_: object) -> None:
+        for entry in entries:
+            await entry.unregister_endpoint_instance()
+
+    monkeypatch.setattr("workers.component.graceful_shutdown_with_discovery", leave)
+
+    async def scenario() -> None:
+        runtime, state = Runtime(), MemoryState(asyncio.get_running_loop().time)
+        engine = await started(modelled(ModelledEngine, model_folder))
+        endpoints = endpoints_of(runtime)
+        slow = endpoints[GENERATE_ENDPOINT] = SlowToEnter(runtime)
+        parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
+        worker = Worker(cast(Any, runtime), parts, endpoints, guard())
+        running = asyncio.create_task(worker.run())
+        await until(MemoryStore(state).snapshot)
+        slow.is_registered = False
+        await asyncio.sleep(60.0)  # it is being written again
+        worker._begin_shutdown()
+        await asyncio.sleep(60.0)
+        slow.may_write.set()
+        await asyncio.sleep(60.0)
+        left.append(slow.calls)
+        runtime.shutdown()
+        await running
+        await engine.stop()
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+    assert left == [["enter", "leave"]]
 
 
 class BlindEngine(ModelledEngine):
