@@ -14,10 +14,14 @@ import sys
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from ampd.telemetry import tracing
 from ampd.telemetry.stderr_lines import StderrLines
+
+SGLANG_CONFIG = "SGLANG_LOGGING_CONFIG_PATH"
+"""Where Dynamo tells SGLang of the logging configuration that it has written to a temporary file."""
 
 _FIELDS = "ampd_fields"
 _TRUE = ("1", "true", "on", "yes")
@@ -67,7 +71,10 @@ def configure_logging() -> None:
     from dynamo._core import log_message
     from dynamo.runtime.logging import configure_dynamo_logging
 
+    before = os.environ.get(SGLANG_CONFIG)
     configure_dynamo_logging()
+    if (written := os.environ.get(SGLANG_CONFIG)) and written != before:
+        os.environ[SGLANG_CONFIG] = _in_memory(Path(written))
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)
@@ -78,6 +85,18 @@ def configure_logging() -> None:
     root.addHandler(chosen)
     if _is_true("DYN_LOGGING_JSONL"):
         sys.stderr = StderrLines(JsonHandler("").handle, sys.stderr.fileno())
+
+
+def _in_memory(path: Path) -> str:
+    """Delete a file that would outlive this process; returns a path with its text that ends with the process.
+
+    SGLang reads it in the processes of its engine, which are children of this one, and again where it starts anew.
+    """
+    text = path.read_bytes()
+    path.unlink()
+    file = os.memfd_create("sglang-logging")
+    os.write(file, text)
+    return f"/proc/{os.getpid()}/fd/{file}"
 
 
 class DynamoHandler(logging.Handler):

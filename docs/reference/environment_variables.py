@@ -139,6 +139,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
         "[security](https://github.com/ai-dynamo/dynamo/blob/main/SECURITY.md)",
     ),
     Variable(
+        ("DYN_SKIP_SGLANG_LOG_FORMATTING",),
+        "Dynamo",
+        "`1`, set by `ampd serve` for the frontend: it writes no temporary file with SGLang's logging configuration. "
+        "Workers need that configuration, and keep it in memory.",
+        _DYNAMO_LOGS,
+    ),
+    Variable(
         ("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",),
         "Dynamo",
         "How long the frontend waits for its requests after SIGTERM; set in the manifests.",

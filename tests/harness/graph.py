@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.graph import FRONTEND_ENVIRONMENT, dynamo_environment
 from ampd.cli.serve.metrics import free_ports
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.fork_server import ForkServer
@@ -146,7 +146,8 @@ class Graph:
 
     def _start(self, kind: str, module: str, *flags: str) -> str:
         name = f"{kind}-{next(self.numbers)}"
-        self.supervisor.start(ProcessSpec(name, python_module(module, flags), self.environment))
+        more = {} if module in ("router", "workers") else FRONTEND_ENVIRONMENT
+        self.supervisor.start(ProcessSpec(name, python_module(module, flags), {**self.environment, **more}))
         return name
 
     def start_worker(self, role: str, perf: Path, *flags: str, module: str = "tests.harness.scripted_worker") -> str:

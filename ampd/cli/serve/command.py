@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,14 @@ from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_process
 from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, live_urls, system_url, write_targets
-from ampd.cli.serve.processes import Supervisor, first_error, late_error
+from ampd.cli.serve.processes import Supervisor, first_error
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.cli.serve.starting import start_processes, worker_server
-from ampd.errors import RunError, UserError
+from ampd.cli.serve.watch import GraphWatch
+from ampd.errors import UserError
 from ampd.fork_server import ForkServer
 from ampd.model_folder import check_model_folder
-from ampd.policies.registry import POOLS
 from ampd.settings import PREFIX, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
@@ -39,7 +38,6 @@ from ampd.types import GIB
 from router.settings import context_length
 from workers.kv.store_memory import default_size_bytes
 
-_WATCH_S = 0.5
 _DRAIN_S = 40.0
 """A coordinator ends sooner: `--drain-s` is at most 30 s, and `--grace-s` and releases come on top."""
 _STORE_SIZE = f"{PREFIX}KV_STORE_GIB"
@@ -152,7 +150,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
             probing = LivenessProbe(urls).task(supervisor, _progress)
             probing.start()
             try:
-                await _watch(settings, supervisor, stopped)
+                await GraphWatch(settings, supervisor, site.discovery_dir, _progress).until(stopped)
             finally:
                 await probing.stop()
         return 0
@@ -224,36 +222,6 @@ def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Pat
         f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "
         f"pools {settings.pools}; state {without_secrets(site.state_url)}, logs {log_dir}; Ctrl-C stops it"
     )
-
-
-async def _watch(settings: ServeSettings, supervisor: Supervisor, stopped: asyncio.Event) -> None:
-    """Report processes that end. Return at a stop signal, and fail when the graph can no longer serve."""
-    reported: set[str] = set()
-    while not stopped.is_set():
-        ended = supervisor.ended(late_error)
-        new = sorted(ended.keys() - reported)
-        for name in new:
-            _progress(ended[name])
-        reported |= ended.keys()
-        if lost := _lost_part(settings, reported):
-            raise RunError(f"ampd serve: no {lost} is left: {ended[new[-1]]}")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopped.wait(), _WATCH_S)
-
-
-def _lost_part(settings: ServeSettings, ended: set[str]) -> str | None:
-    """The part of the graph that has no process left, although the graph cannot serve without it."""
-    counts = Counter(name.split("-")[0] for name in ended)
-    if counts["frontend"]:
-        return "frontend"
-    if counts["coordinator"] == settings.coordinators:
-        return "coordinator"
-    is_fixed, workers = POOLS.create_named(settings.pools).is_idle, settings.workers()
-    # Where roles change, any worker may come to own sessions.
-    needed = {role for role in workers if role.owns_sessions or not is_fixed}
-    if sum(counts[role] for role in needed) < sum(workers[role] for role in needed):
-        return None
-    return f"{' or '.join(role for role in workers if role in needed)} worker" if is_fixed else "worker"
 
 
 def _progress(line: str) -> None:

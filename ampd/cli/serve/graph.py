@@ -19,6 +19,11 @@ from ampd.wire import METADATA_PREFIX
 
 FRONTEND = "frontend"
 COORDINATOR = "coordinator"
+FRONTEND_ENVIRONMENT = {
+    "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+    # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
+    "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
         for index in range(settings.coordinators)
     ]
     frontend = {
-        "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+        **FRONTEND_ENVIRONMENT,
         "DYN_HTTP_BODY_LIMIT_MB": str(site.body_limit_mb),
         **environment(),
     }

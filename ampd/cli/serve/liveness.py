@@ -56,13 +56,15 @@ class LivenessProbe:
         while True:
             await asyncio.sleep(asked_s + self._period_s - loop.time())
             asked_s = loop.time()
-            for name in supervisor.ended():
-                self._urls.pop(name, None)
+            ended = supervisor.ended()
+            urls = {name: url for name, url in self._urls.items() if name not in ended}
             async with httpx.AsyncClient(timeout=self._timeout_s, trust_env=False) as client:
-                await asyncio.gather(*(self._ask(client, name, url) for name, url in self._urls.items()))
-            for name in [name for name in self._urls if self._failures[name] >= self._most_failures]:
-                progress(f"{name} hangs: no answer at {self._urls.pop(name)} {self._most_failures} times; it is ended")
-                supervisor.kill(name)
+                await asyncio.gather(*(self._ask(client, name, url) for name, url in urls.items()))
+            for name, url in urls.items():
+                if self._failures[name] >= self._most_failures:
+                    del self._failures[name]  # its successor starts anew
+                    progress(f"{name} hangs: no answer at {url} {self._most_failures} times; it is ended")
+                    supervisor.kill(name)
 
     async def _ask(self, client: httpx.AsyncClient, name: str, url: str) -> None:
         try:

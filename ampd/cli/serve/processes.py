@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -20,6 +21,12 @@ _TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w+(Error|Exception): ")
 _WARNING = re.compile(r"\bWARN(ING)?\b|Warning: ")
 _LAST_LINES = 50
+_WATCH_ENDED = "monitor_instance_source: The Sender is dropped"
+"""How Dynamo's frontend says that it could not watch discovery by files, when it ends for that reason."""
+_NO_WATCH = (
+    "it got no inotify instance: other programs of this user have them, or its model has left discovery and come back "
+    "often; sysctl -w fs.inotify.max_user_instances=1024"
+)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -97,9 +104,18 @@ class Supervisor:
         Args:
             start: how, if not as usual.
         """
-        log = self._log_dir / f"{spec.name}.log"
-        process = (start or self._start)(spec.argv, spec.environment(os.environ), log)
-        self._children.append(_Child(spec, process, log))
+        self._children.append(self._started(spec, self._log_dir / f"{spec.name}.log", start or self._start))
+
+    def start_again(self, name: str) -> None:
+        """Start a process that has ended by itself. Its output goes to `<name>.2.log`, that of the next one to 3."""
+        (index,) = (index for index, child in enumerate(self._children) if child.spec.name == name)
+        ended = self._children[index]
+        _signal_group(ended.process, signal.SIGKILL)  # what it has left behind
+        number = next(count for count in itertools.count(2) if not (self._log_dir / f"{name}.{count}.log").exists())
+        self._children[index] = self._started(ended.spec, self._log_dir / f"{name}.{number}.log", self._start)
+
+    def _started(self, spec: ProcessSpec, log: Path, start: Start) -> _Child:
+        return _Child(spec, start(spec.argv, spec.environment(os.environ), log), log)
 
     @property
     def pids(self) -> dict[str, int]:
@@ -153,7 +169,10 @@ def first_error(log: Path) -> str:
 
 def late_error(log: Path) -> str:
     """What ended a process that had served: the first error among its last lines, if there is one."""
-    return _first_error_of(log_lines(log)[-_LAST_LINES:]) or "no error in its last lines"
+    lines = log_lines(log)[-_LAST_LINES:]
+    if any(_WATCH_ENDED in line for line in lines):
+        return _NO_WATCH
+    return _first_error_of(lines) or "no error in its last lines"
 
 
 def _first_error_of(lines: Sequence[str]) -> str | None:

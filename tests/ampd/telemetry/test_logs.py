@@ -3,8 +3,11 @@
 import json
 import logging
 import math
+import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -183,3 +186,20 @@ def test_what_is_printed_to_standard_error_becomes_lines_of_json(
     said = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [line["message"] for line in said] == ["of another thread", "begun"]
     assert {(line["target"], line["level"]) for line in said} == {("stderr", "WARN")}
+
+
+CONFIGURED = """
+import os, signal, subprocess, sys
+from ampd.telemetry.logs import SGLANG_CONFIG, configure_logging
+configure_logging()
+subprocess.run([sys.executable, "-c", "import os; print(open(os.environ['" + SGLANG_CONFIG + "']).read())"], check=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_the_processes_of_an_engine_find_its_logging_configuration_and_no_file_is_left(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", CONFIGURED], env=environment, stdout=subprocess.PIPE, check=False)
+    assert json.loads(done.stdout)["handlers"]["dynamo"]["class"] == "dynamo.runtime.logging.LogHandler"
+    assert list(tmp_path.iterdir()) == []

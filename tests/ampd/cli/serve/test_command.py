@@ -1,11 +1,10 @@
 """What `ampd serve` gives each of its workers."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ampd.cli.serve.command import _controls, _lost_part, _worker_environments
+from ampd.cli.serve.command import _controls, _worker_environments
 from ampd.cli.serve.graph import GraphSite
 from ampd.cli.serve.settings import EngineName, ServeSettings
 
@@ -33,25 +32,6 @@ def test_a_modelled_engine_is_one_process_without_a_store(monkeypatch: pytest.Mo
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     settings = ServeSettings(engine=EngineName.MODELLED, prefill=1, prefill_tp=4, decode=1)
     assert _worker_environments(settings) == [{"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}] * 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "ended", "lost"),
-    [
-        ({}, {"prefill-0"}, None),
-        ({}, {"decode-1"}, "decode worker"),
-        ({"pools": "predictive"}, {"decode-1"}, None),
-        ({"pools": "predictive"}, {"prefill-0", "decode-1"}, "worker"),
-        ({"mixed": 2}, {"mixed-0"}, None),
-        ({"mixed": 2}, {"mixed-0", "mixed-1"}, "mixed worker"),
-        ({"mixed": 1, "decode": 1}, {"decode-0"}, None),
-        ({"mixed": 1, "decode": 1}, {"decode-0", "mixed-1"}, "decode or mixed worker"),
-    ],
-)
-def test_a_graph_serves_as_long_as_a_worker_may_own_sessions(
-    flags: dict[str, Any], ended: set[str], lost: str | None
-) -> None:
-    assert _lost_part(ServeSettings(**flags), ended) == lost
 
 
 @pytest.mark.parametrize(("ports", "controls"), [((1, 2, 3, 4), ("http://h:3", "http://h:4")), ((), ())])

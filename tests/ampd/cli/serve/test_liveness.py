@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -44,6 +45,26 @@ async def test_a_process_that_hangs_is_ended_and_no_other(tmp_path: Path) -> Non
         assert lines == [f"hangs hangs: no answer at {urls['hangs']} 3 times; it is ended"]
     finally:
         supervisor.stop()
+
+
+async def test_a_process_that_was_started_again_is_watched_again(tmp_path: Path) -> None:
+    supervisor, lines = Supervisor(tmp_path), list[str]()
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))  # nobody listens there, so that each question fails at once
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}/live"
+        supervisor.start(ProcessSpec("hangs", (sys.executable, "-c", "import time; time.sleep(1000)")))
+        probing = asyncio.create_task(
+            LivenessProbe({"hangs": url}, period_s=0.01, failures=3).end_hanging(supervisor, lines.append)
+        )
+        try:
+            for times in (1, 2):
+                await until(supervisor.ended)
+                assert lines == [f"hangs hangs: no answer at {url} 3 times; it is ended"] * times
+                supervisor.start_again("hangs")
+        finally:
+            probing.cancel()
+            await asyncio.gather(probing, return_exceptions=True)
+            supervisor.stop()
 
 
 async def test_the_probe_goes_on_after_an_error(

@@ -90,6 +90,26 @@ def test_a_process_that_had_served_is_not_explained_by_what_happened_long_before
     assert late_error(log) == "MemoryError"
 
 
+def test_a_frontend_that_dynamo_ends_without_a_watch_is_explained_with_the_way_to_more(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ended = "\x1b[31mERROR\x1b[0m dynamo_runtime::component::client: monitor_instance_source: The Sender is dropped: "
+    log.write_text(
+        f"ERROR KeyValueStoreManager.watch failed adding new key\n{ended}channel closed, endpoint=a/b/c\nbye"
+    )
+    assert "no inotify instance" in late_error(log)
+    assert late_error(log).endswith("sysctl -w fs.inotify.max_user_instances=1024")
+
+
+def test_a_process_starts_again_with_a_log_of_its_own(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path)
+    supervisor.start(ProcessSpec("short", _python("print('why')")))
+    for log in ("short.log", "short.2.log", "short.3.log"):
+        wait_for(supervisor.ended)
+        assert supervisor.ended() == {"short": f"short ended with exit code 0: why (log: {tmp_path / log})"}
+        supervisor.start_again("short")
+    supervisor.stop()
+
+
 def test_stop_ends_processes_that_ignore_sigterm_and_their_children(tmp_path: Path) -> None:
     child = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000']).pid, flush=True)"
     stubborn = f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); {child}; time.sleep(1000)"
