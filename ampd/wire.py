@@ -30,6 +30,9 @@ SESSIONS_ROUTE = "sessions"
 MAX_CHOICES = 128
 """Most choices of one round (`n`), as in Dynamo's frontend. A larger number would fill an engine's memory."""
 
+RELAY_QUESTION = "asked-by-the-status-relay"
+"""The TTFT target with which the status relay asks whether a prompt is too long. No coordinator takes it."""
+
 COORDINATOR_COMPONENT = "coordinator"
 COORDINATOR_ENDPOINT = "generate"
 

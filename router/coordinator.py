@@ -33,7 +33,7 @@ from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
-from router.round_errors import RoundRefusedError
+from router.round_errors import RelayQuestionError, RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun
 from router.served import Observer
@@ -212,6 +212,8 @@ class Coordinator:
                     answer.send(await self._end_session(wanted))
                 else:
                     await RoundRun(wanted, context, self._services).serve(answer.send)
+        except RelayQuestionError as error:
+            _fail(context, answer, error.status, trace.quoted(str(error)))
         except RoundRefusedError as error:
             self.failures[error.status] += 1
             level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level

@@ -29,6 +29,7 @@ from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.policies import CoordinatorPolicies
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
+from router.status_relay.long_prompt import as_completion
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
 from tests.router.replica_lab import PROMPT, Workers, cluster, worker
@@ -213,6 +214,18 @@ async def test_a_round_without_a_session_is_counted_only_by_the_coordinator_that
         await site.round(agent_context=None, **continued)
         assert site.total("ampd_rounds_total") == 2
         assert site.total("ampd_rounds_without_session_total") == 1
+    finally:
+        await site.coordinator.stop()
+
+
+async def test_a_question_of_the_status_relay_is_no_failure_of_a_round() -> None:
+    question = as_completion({"model": "m", "messages": [{"role": "user", "content": "a long prompt"}]})
+    site = await open_site(worker("d1"))
+    try:
+        assert await site.round(annotations=question["nvext"]["annotations"]) == 400
+        assert site.total("ampd_round_failures_total") == site.total("ampd_rounds_total") == 0
+        assert await site.round(annotations=["ttft_target:soon"]) == 400
+        assert site.total("ampd_round_failures_total", status="400") == 1
     finally:
         await site.coordinator.stop()
 
