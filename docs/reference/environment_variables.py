@@ -146,6 +146,12 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO_LOGS,
     ),
     Variable(
+        ("SGLANG_LOGGING_CONFIG_PATH",),
+        "SGLang",
+        "Set by our processes: the logging configuration of the engine, which is kept in memory.",
+        _DYNAMO_LOGS,
+    ),
+    Variable(
         ("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",),
         "Dynamo",
         "How long the frontend waits for its requests after SIGTERM; set in the manifests.",
