@@ -1,6 +1,6 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
-    python -m benchmarks.coordinator_overhead [--json] [--sessions] [--relay] [--against FOLDER] [--prompt-tokens 1000]
+    python -m benchmarks.coordinator_overhead [--json] [--sessions] [--relay] [--status-relay] [--against FOLDER]
     python -m benchmarks.coordinator_overhead --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
 
 Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
@@ -16,7 +16,8 @@ pace of an engine.
 With several values of `--stream-tokens` there is a graph with a coordinator for each of them, and the bursts go to all
 graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python handler that passes requests and tokens on
 and does nothing else. It shows what Dynamo takes for any such process. `--against FOLDER` adds a graph with a
-coordinator and a worker of another checkout, for changes of the code.
+coordinator and a worker of another checkout, for changes of the code. `--status-relay` measures the first graph with a
+coordinator through a second frontend too, which has the status relay before it, as those of `ampd serve` have.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from benchmarks import overhead_tables
 from benchmarks.circumstances import circumstances, in_words
 
 _MODEL = "tiny"
+_STATUS = overhead_tables.STATUS
 _START_S = 300.0
 
 
@@ -74,6 +76,7 @@ def main() -> int:
     )
     parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
     parser.add_argument("--relay", action="store_true", help="measure a relay that only passes tokens on, too")
+    parser.add_argument("--status-relay", action="store_true", help="measure a frontend behind the status relay, too")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="measure the code of another checkout, too")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
@@ -81,6 +84,8 @@ def main() -> int:
     parser.add_argument("--relay-to", metavar="NAMESPACE", help=argparse.SUPPRESS)
     parser.add_argument("--perf", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.cpu and options.status_relay:
+        parser.error("--status-relay is not for --cpu")
     if options.direct_worker:
         return _serve_direct(options.direct_worker, options.perf, is_registered=not options.unregistered)
     if options.relay_to:
@@ -114,7 +119,8 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
     grouped = {_graph(tokens): tokens for tokens in options.stream_tokens}
     if options.against:
         grouped["against"] = options.stream_tokens[0]
-    ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, *(["relay"] if options.relay else []), "without")}
+    others = [name for name, is_wanted in (("relay", options.relay), (_STATUS, options.status_relay)) if is_wanted]
+    ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, *others, "without")}
     own = python_module("benchmarks.coordinator_overhead", ["--perf", str(profile)])
     specs = [ProcessSpec("worker-without", (*own, "--direct-worker", "without"), env)]
     if options.relay:
@@ -127,15 +133,17 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
         specs.append(ProcessSpec(f"worker-{name}", python_module("workers", [*flags, *shared]), of_graph))
         flags = ["--model-name", _MODEL]
         specs.append(ProcessSpec(f"coordinator-{name}", python_module("router", [*flags, *shared]), of_graph))
+    namespaces = {name: _graph(options.stream_tokens[0]) if name == _STATUS else name for name in ports}
     for name, port in ports.items():
-        flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", name]
-        specs.append(ProcessSpec(f"frontend-{name}", python_module("dynamo.frontend", flags), env))
+        flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", namespaces[name]]
+        module = "router.status_relay" if name == _STATUS else "dynamo.frontend"
+        specs.append(ProcessSpec(f"frontend-{name}", python_module(module, flags), env))
     for spec in specs:
         supervisor.start(spec)
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}
     for name, url in urls.items():
-        store = await open_store(redis_url, name)
-        expected, coordinators = ({Role.DECODE: 1}, 1) if name in grouped else ({}, 0)
+        store = await open_store(redis_url, namespaces[name])
+        expected, coordinators = ({Role.DECODE: 1}, 1) if namespaces[name] in grouped else ({}, 0)
         await wait_until_ready(
             store, Expected(url, _MODEL, expected, coordinators), supervisor.ended, _START_S, lambda _: None
         )
@@ -165,9 +173,9 @@ async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[
         figures = {name: _medians(values) for name, values in bursts.items()}
         first = figures[_graph(options.stream_tokens[0])]
         figures["ratio"] = {key: first[key] / figures["without"][key] for key in first}
-        for other in ("against", "relay"):
+        for other, base in (("against", figures["without"]), ("relay", figures["without"]), (_STATUS, first)):
             if other in figures:
-                figures[f"{other}_ratio"] = {key: figures[other][key] / figures["without"][key] for key in first}
+                figures[f"{other}_ratio"] = {key: figures[other][key] / base[key] for key in first}
         results[f"concurrency_{concurrency}"] = figures
     return results
 

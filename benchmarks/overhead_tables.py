@@ -7,6 +7,9 @@ from typing import Any
 
 from benchmarks import markdown_table
 
+STATUS = "status"
+"""The graph with a coordinator, through a frontend with the status relay before it."""
+
 _MIDDLE = "coordinator (or relay)"
 _PARTS = {"coordinator": _MIDDLE, "relay": _MIDDLE, "worker": "worker", "frontend": "frontend"}
 _PER = {"token_us": "per token", "round_us": "per round besides its tokens"}
@@ -45,12 +48,20 @@ def _tokens(graph: str) -> int:
 
 
 def _title(graph: str) -> str:
-    names = {"without": "frontend -> worker", "relay": "a relay", "against": "the other checkout"}
+    names = {
+        "without": "frontend -> worker",
+        "relay": "a relay",
+        "against": "the other checkout",
+        STATUS: "a coordinator and the status relay",
+    }
     return names.get(graph) or f"N = {_tokens(graph)}"
 
 
 def times(results: Mapping[str, Any]) -> str:
-    """TTFT, whole streams and requests per second, with the ratios to the graph without a coordinator."""
+    """TTFT, whole streams and requests per second, with the ratios to the graph without a coordinator.
+
+    The ratios of the status relay are to the graph that it is before.
+    """
     rows = []
     for name, figures in results.items():
         if not name.startswith("concurrency_"):
@@ -61,7 +72,8 @@ def times(results: Mapping[str, Any]) -> str:
         for graph, each in figures.items():
             if graph in ("without", "ratio") or graph.endswith("_ratio"):
                 continue
-            ratios = [f"{each[key] / plain[key]:.2f}" for key in plain]
+            ratio = figures[f"{STATUS}_ratio"] if graph == STATUS else {key: each[key] / plain[key] for key in plain}
+            ratios = [f"{ratio[key]:.2f}" for key in plain]
             cells = [f"{value} ({ratio})" for value, ratio in zip(_times(each), ratios, strict=True)]
             title = f"a coordinator, {_title(graph)}" if graph.startswith("with") else _title(graph)
             rows.append([f"with {title}", *cells])

@@ -64,7 +64,13 @@ ATTEMPTS = 10
 MAX_WAIT = 4.0
 IMPATIENT_S = 2.0
 LEAVES_S = 2.0 * SLO.ttft_s
-_PROCESSES = {"prefill": "prefill", "decode": "decode", "coordinator": "router", "frontend": "dynamo.frontend"}
+_PROCESSES = {
+    "prefill": "prefill",
+    "decode": "decode",
+    "coordinator": "router",
+    "frontend": "dynamo.frontend",
+    "relay": "router.status_relay",
+}
 """Kind of process -> the argument of its command line that names it."""
 _PAGE_BYTES, _TICKS_PER_S = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"

@@ -86,6 +86,7 @@ class RoundRun:
                     has_begun = self._stream.has_begun
                     self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
         except RoundRefusedError:
+            await self._deaths.told()
             if had_ended and self._placement is None:
                 self._services.spawn(self._end_session(set()))  # its end goes on, because no new life has begun
             raise

@@ -114,15 +114,22 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_HTTP_SVC_HEALTH_PATH",),
+        "Dynamo",
+        "Path of the frontend's health, `/health` by default. The status relay leaves ids and addresses out there.",
+        _DYNAMO,
+    ),
+    Variable(
         ("DYN_HTTP_HOST", "DYN_HTTP_PORT"),
         "Dynamo",
-        "Where the frontend listens. The status relay listens there in its place, if it is switched on.",
+        "Where the frontend listens. The status relay listens there in its place, unless it is switched off.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_TLS_CERT_PATH", "DYN_TLS_KEY_PATH"),
         "Dynamo",
-        "TLS of the frontend. The status relay does not start with it, because it has no TLS.",
+        "TLS of the frontend. The status relay does not start with it, because it has no TLS: end TLS before it, or "
+        "leave it out (`components/no-status-relay`).",
         _DYNAMO,
     ),
     Variable(

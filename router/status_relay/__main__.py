@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from ampd.child_process import tied_to_parent
 from ampd.errors import UserError, guarded
@@ -17,6 +20,10 @@ from ampd.telemetry.logs import configure_logging
 
 PROG = "python -m router.status_relay"
 _LOOPBACK = "127.0.0.1"
+_FRONTEND = "dynamo.frontend"
+_BACKLOG = 4096
+"""Connections that wait to be accepted. Clients that come at once would else wait a second to connect again."""
+
 _TLS = {"--tls-cert-path": "DYN_TLS_CERT_PATH", "--tls-key-path": "DYN_TLS_KEY_PATH"}
 """Flags and variables of `dynamo.frontend`, which would speak TLS with the relay only."""
 
@@ -35,48 +42,86 @@ def _run(argv: list[str]) -> int:
         parser.add_argument(flag, default=os.environ.get(variable), help="not supported: end TLS before the relay")
     options, rest = parser.parse_known_args(argv)
     if options.tls_cert_path or options.tls_key_path:
-        raise UserError(f"{PROG}: the relay has no TLS; leave out {' and '.join(_TLS)}, and end TLS before it")
+        raise UserError(
+            f"{PROG}: the relay has no TLS; leave out {' and '.join(_TLS)} ({', '.join(_TLS.values())}) and end TLS "
+            "before it, or leave out the relay (on Kubernetes: components/no-status-relay)"
+        )
     import uvloop
 
     configure_logging()
+    _allow_many_connections()
     code: int = uvloop.run(_serve(options.http_host, options.http_port, rest))
     return code
 
 
+def _allow_many_connections() -> None:
+    """Each request takes two connections here. The frontend inherits the limit."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def _serve(host: str, port: int, frontend_flags: Sequence[str]) -> int:
     """Run both. Returns the exit code of the frontend."""
+    with _reserved_port() as inner_port:
+        frontend = await _start(["--http-host", _LOOPBACK, "--http-port", str(inner_port), *frontend_flags])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, _terminate, frontend)
+        try:
+            return await _relay_until_ended(frontend, f"http://{_LOOPBACK}:{inner_port}", host, port)
+        finally:
+            _terminate(frontend)
+            await frontend.wait()
+
+
+async def _start(flags: Sequence[str]) -> asyncio.subprocess.Process:
+    """Start the frontend. Without the relay nobody can reach it, so it is killed then, also if it is stopped."""
+    argv = tied_to_parent([sys.executable, "-m", _FRONTEND, *flags], signal.SIGKILL)
+    return await asyncio.create_subprocess_exec(*argv, start_new_session=True)
+
+
+def _terminate(frontend: asyncio.subprocess.Process) -> None:
+    if frontend.returncode is None:
+        frontend.terminate()
+
+
+async def _relay_until_ended(frontend: asyncio.subprocess.Process, upstream: str, host: str, port: int) -> int:
+    """Pass requests on while the frontend runs. Returns its exit code."""
+    # Here, because the frontend starts meanwhile.
     from aiohttp import web
 
-    from router.status_relay.relay import Relay
+    from router.status_relay.health import HEALTH_PATH
+    from router.status_relay.relay import DYNAMOS_BODY_LIMIT_MB, Relay
 
-    inner_port = _free_port()
-    flags = ["--http-host", _LOOPBACK, "--http-port", str(inner_port), *frontend_flags]
-    frontend = await asyncio.create_subprocess_exec(
-        *tied_to_parent([sys.executable, "-m", "dynamo.frontend", *flags]), start_new_session=True
-    )
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, frontend.terminate)
-    runner = Relay(f"http://{_LOOPBACK}:{inner_port}").runner()
+    chosen = os.environ.get("DYN_HTTP_BODY_LIMIT_MB", "")
+    limit_mb = int(chosen) if chosen.isdecimal() else DYNAMOS_BODY_LIMIT_MB
+    health_path = os.environ.get("DYN_HTTP_SVC_HEALTH_PATH") or HEALTH_PATH
+    runner = Relay(upstream, limit_mb << 20, health_path).runner()
     try:
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
-        return await frontend.wait()
+        await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()
+        code = await frontend.wait()
     except OSError as error:
         raise UserError(
             f"{PROG}: cannot listen on {host}:{port} ({error.strerror}); choose another --http-port"
         ) from None
     finally:
-        if frontend.returncode is None:
-            frontend.terminate()
-            await frontend.wait()
         await runner.cleanup()
+    if code < 0:
+        logging.getLogger(__name__).error("%s was ended by a signal: %s", _FRONTEND, signal.strsignal(-code))
+        return 128 - code
+    return code
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A free port that only a server which shares addresses can take, as the frontend does.
+
+    Without the reservation the kernel could give it to a connection while the frontend starts.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((_LOOPBACK, 0))
+        yield int(holder.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -9,16 +9,21 @@ no reason at all, the relay asks for it (`second_question`, `long_prompt`).
 from __future__ import annotations
 
 import json
+import logging
+import socket
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
+from http import HTTPStatus
 
 import aiohttp
 from aiohttp import web
-from multidict import CIMultiDict, CIMultiDictProxy
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from ampd.wire import IN_COMMENT, RELAY_HEADER, Refused, retry_after_s
+from ampd.wire import IN_COMMENT, Refused, retry_after_s
 from router.status_relay.first_events import first_events, has_failed, refusal_of
+from router.status_relay.headers import MADE_BY_AIOHTTP, MOST_HEADER_BYTES, MOST_HEADERS, marked, passed_on, unreadable
+from router.status_relay.health import HEALTH_PATH, public_health
 from router.status_relay.long_prompt import COMPLETIONS, as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
     MESSAGES,
@@ -29,19 +34,19 @@ from router.status_relay.second_question import (
     refusal_in_answer,
 )
 
+DYNAMOS_BODY_LIMIT_MB = 45
+"""The frontend's limit, if none is set."""
+
 _CONNECT_TIMEOUT_S = 5.0
-_OF_ONE_CONNECTION = frozenset(
-    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
-)
-"""Headers that describe one connection, or that each side makes anew.
-
-Others that `Connection` names go through, because a client could take away headers that a gateway has set."""
-
-_MADE_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
-"""Headers that the library would add where the client sent none."""
-
 _EVENT_STREAM = "text/event-stream"
-_WRONG, _UNAVAILABLE = 400, 503
+_WRONG, _TOO_LARGE, _UNAVAILABLE = 400, 413, 503
+_OF_THE_PATH = (404, 405)
+"""Statuses that a request has whatever its body is."""
+
+_LAST_BYTES_S = 5.0
+"""For clients that read slowly, when the frontend has ended."""
+
+log = logging.getLogger(__name__)
 
 
 class Relay:
@@ -49,10 +54,16 @@ class Relay:
 
     Args:
         upstream: the frontend's URL, without a path.
+        body_limit_bytes: the largest body that the frontend takes.
+        health_path: where the frontend tells its health.
     """
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(
+        self, upstream: str, body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20, health_path: str = HEALTH_PATH
+    ) -> None:
         self._upstream = upstream
+        self._body_limit_bytes = body_limit_bytes
+        self._health_path = health_path
         self._session: aiohttp.ClientSession | None = None
 
     def application(self) -> web.Application:
@@ -60,31 +71,44 @@ class Relay:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._handle)
         app.cleanup_ctx.append(self._client)
+        app.on_response_prepare.append(_without_server)
         return app
 
     def runner(self) -> web.AppRunner:
         """Runs the application. Bodies stay as the client has encoded them, because their length is sent on."""
-        return web.AppRunner(self.application(), access_log=None, handler_cancellation=True, auto_decompress=False)
+        log.addFilter(_is_no_wrong_request)
+        return web.AppRunner(
+            self.application(),
+            access_log=None,
+            handler_cancellation=True,
+            auto_decompress=False,
+            logger=log,
+            shutdown_timeout=_LAST_BYTES_S,
+            max_line_size=MOST_HEADER_BYTES,
+            max_field_size=MOST_HEADER_BYTES,
+            max_headers=MOST_HEADERS,
+        )
 
     async def _client(self, _: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=_MADE_BY_AIOHTTP
+            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=MADE_BY_AIOHTTP
         ) as self._session:
             yield
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
-        if not request.raw_path.startswith("/"):  # `*`, or the address of another server
-            return _error(request, Refused(_WRONG, "the request names no path of this server"))
+        if wrong := _wrong_head(request):
+            return _error(request, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
         kept = kept_body(request)
         body = kept or (request.content if request.body_exists else None)
         try:
             async with self._session.request(
-                request.method, url, headers=_marked(request.headers, IN_COMMENT), data=body, allow_redirects=False
+                request.method, url, headers=marked(request.headers, IN_COMMENT), data=body, allow_redirects=False
             ) as answer:
+                _acknowledge(answer)
                 if answer.content_type == _EVENT_STREAM:
                     first = await first_events(answer.content)
                     refused = refusal_of(first, IN_COMMENT)
@@ -96,6 +120,8 @@ class Relay:
                         kept.drop()
                     return await _stream(request, answer, first)
                 whole = await answer.read()
+                if request.path == self._health_path:
+                    return web.json_response(public_health(whole), status=answer.status)
                 refused = None
                 if is_unexplained(request.path, answer.status, whole):
                     refused = await self._reason(request, url, kept)
@@ -105,8 +131,27 @@ class Relay:
         except aiohttp.ClientConnectorError:
             return _error(request, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
-            message = "the frontend ended before it answered; send the request again"
-            return _error(request, Refused(_UNAVAILABLE, message))
+            return _error(request, await self._lost(request, url))
+
+    async def _lost(self, request: web.Request, url: URL) -> Refused:
+        """Why there is no answer. One that the frontend gives before the end of a long body may be lost."""
+        if request.body_exists and (status := await self._status_without_body(request, url)) in _OF_THE_PATH:
+            return Refused(status, f"{HTTPStatus(status).phrase}: {request.method} {request.path}")
+        body_bytes = max(request.content_length or 0, request.content.total_bytes)
+        if body_bytes > self._body_limit_bytes:
+            limit = f"{self._body_limit_bytes >> 20} MB (DYN_HTTP_BODY_LIMIT_MB)"
+            return Refused(_TOO_LARGE, f"the body is larger than {limit}; shorten the request")
+        return Refused(_UNAVAILABLE, "the frontend ended before it answered; send the request again")
+
+    async def _status_without_body(self, request: web.Request, url: URL) -> int:
+        """The status of the same request without a body; 0: no answer again."""
+        assert self._session is not None
+        headers = marked(request.headers, IN_COMMENT)
+        headers.popall("content-length", None)
+        with suppress(aiohttp.ClientError):
+            async with self._session.request(request.method, url, headers=headers, allow_redirects=False) as answer:
+                return answer.status
+        return 0
 
     async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None) -> Refused | None:
         """Ask a second time why a round was refused."""
@@ -126,15 +171,48 @@ class Relay:
         self, request: web.Request, url: URL, body: dict[str, object], mark: str
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None
-        headers = _marked(request.headers, mark)
+        headers = marked(request.headers, mark)
         headers.popall("content-length", None)
         # As few bytes as the client sent, because the frontend limits them. Half a character is written as an escape.
         text = json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace")
         return self._session.post(url, headers=headers, data=text)
 
 
+def _wrong_head(request: web.Request) -> str | None:
+    """Why a request cannot be passed on; None: it can."""
+    if not request.raw_path.startswith("/"):  # `*`, or the address of another server
+        return "the request names no path of this server"
+    name = unreadable(request.headers)
+    return None if name is None else f"the header {name} is not UTF-8; send ASCII or UTF-8"
+
+
+async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
+    """The frontend does not tell its version either."""
+    response.headers.pop("Server", None)
+
+
+def _is_no_wrong_request(record: logging.LogRecord) -> bool:
+    """Whether a line of the server's log is about anything but a request that is no HTTP.
+
+    Anybody can send such requests, and the error quotes them, with whatever secrets they have.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _acknowledge(answer: aiohttp.ClientResponse) -> None:
+    """Tell the frontend at once that its headers are here.
+
+    It sends the first event only then (Nagle's algorithm), for which the kernel would let it wait 40 ms on a connection
+    that has served other requests.
+    """
+    transport = answer.connection and answer.connection.transport
+    if transport and (sock := transport.get_extra_info("socket")):
+        with suppress(OSError):  # the frontend has just ended
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
 def _whole(answer: aiohttp.ClientResponse, body: bytes) -> web.Response:
-    headers = _kept(answer.headers)
+    headers = passed_on(answer.headers)
     headers.popall("content-length", None)
     if answer.status >= 400 and (seconds := retry_after_s(body.decode(errors="replace"))) is not None:
         headers["Retry-After"] = str(seconds)
@@ -142,7 +220,7 @@ def _whole(answer: aiohttp.ClientResponse, body: bytes) -> web.Response:
 
 
 async def _stream(request: web.Request, answer: aiohttp.ClientResponse, first: bytes) -> web.StreamResponse:
-    response = web.StreamResponse(status=answer.status, headers=_kept(answer.headers))
+    response = web.StreamResponse(status=answer.status, headers=passed_on(answer.headers))
     await response.prepare(request)
     try:
         await response.write(first)
@@ -171,15 +249,11 @@ def _error(request: web.Request, refused: Refused) -> web.Response:
     return response
 
 
-_TYPES = {400: "invalid_request_error", 429: "rate_limit_error", 503: "overloaded_error"}
+_TYPES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 """As in the APIs of OpenAI and Anthropic."""
-
-
-def _marked(headers: CIMultiDictProxy[str], mark: str) -> CIMultiDict[str]:
-    kept = _kept(headers)
-    kept[RELAY_HEADER] = mark
-    return kept
-
-
-def _kept(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)

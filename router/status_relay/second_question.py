@@ -4,6 +4,7 @@ A completion that is not streamed gets the status 500, a stream of `/v1/response
 `/v1/messages` without a stream the status alone. The same request in the other form, as a stream or not, shows the
 reason. A stream of `/v1/messages` shows it only as text, which a coordinator sends where the relay wants it so. So the
 relay asks a second time. A refusal costs no engine anything, because a coordinator refuses before it enqueues anything.
+A round under which workers died is refused too: coordinators have told each other of the deaths before they answer.
 The frontend tokenizes the prompt again. If the round is not refused this time, it is given up after its first event or
 `PATIENCE_S`, as if its client had left.
 """

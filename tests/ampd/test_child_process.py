@@ -1,4 +1,4 @@
-"""Children of a parent that is killed: they get SIGTERM, and none starts without its parent."""
+"""Children of a parent that is killed: they get a signal, and none starts without its parent."""
 
 import subprocess
 import sys
@@ -21,6 +21,22 @@ def test_a_child_gets_sigterm_when_its_parent_is_killed() -> None:
         assert parent.stdout.readline() == "ready\n"
         parent.kill()
         assert parent.stdout.readline() == "ended\n"
+
+
+STOPPED = """
+import signal, subprocess, sys
+from ampd.child_process import tied_to_parent
+with subprocess.Popen(tied_to_parent(["/bin/sh", "-c", "echo $$; kill -STOP $$"], signal.SIGKILL)) as child:
+    child.wait()
+"""
+
+
+def test_sigkill_ends_a_child_that_is_stopped() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPED], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline()
+        parent.kill()
+        assert parent.stdout.read() == ""  # the child had it open
 
 
 def test_a_child_whose_parent_has_gone_already_does_not_begin() -> None:

@@ -22,10 +22,12 @@ def test_cpu_times_have_a_column_for_each_graph() -> None:
 def test_times_are_compared_with_those_without_a_coordinator() -> None:
     plain = {"ttft_s": 0.002, "total_s": 0.004, "requests_per_s": 200.0}
     slow = {"ttft_s": 0.005, "total_s": 0.008, "requests_per_s": 100.0}
-    figures = {"with": slow, "relay": slow, "without": plain, "ratio": plain, "relay_ratio": plain}
+    ratio = {"ttft_s": 1.1, "total_s": 1.2, "requests_per_s": 0.9}
+    figures = {"with": slow, "relay": slow, "status": slow, "without": plain, "ratio": plain, "status_ratio": ratio}
     rows = times({"concurrency_1": figures, "prompt_tokens": 9}).splitlines()[2:]
     assert rows == [
         "| 1 client(s): frontend -> worker | 2.00 ms | 4.00 ms | 200 |",
         "| with a coordinator, N = 1 | 5.00 ms (2.50) | 8.00 ms (2.00) | 100 (0.50) |",
         "| with a relay | 5.00 ms (2.50) | 8.00 ms (2.00) | 100 (0.50) |",
+        "| with a coordinator and the status relay | 5.00 ms (1.10) | 8.00 ms (1.20) | 100 (0.90) |",
     ]

@@ -119,7 +119,7 @@ def running(folder: Path, state_url: str, flags: Sequence[str] = ()) -> Iterator
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flags", [(), ("--status-relay",)], ids=["frontend", "relay"])
+@pytest.mark.parametrize("flags", [(), ("--no-status-relay",)], ids=["relay", "frontend"])
 def test_no_secret_and_no_prompt_shows_anywhere(tmp_path: Path, flags: tuple[str, ...]) -> None:
     with (
         redis_with(PASSWORD) as redis,
@@ -136,7 +136,7 @@ def test_no_secret_and_no_prompt_shows_anywhere(tmp_path: Path, flags: tuple[str
     assert {"stdout", "stderr", "replay.json", "replay.html", "top", "metrics of frontend"} <= run.found.keys()
     assert sum(name.startswith("logs/") and name.endswith(".log") for name in run.found) == 4
     assert sum(name.startswith("command line") for name in run.found) >= 5
-    assert sum(name.startswith("environment of the frontend") for name in run.found) == (2 if flags else 1)
+    assert sum(name.startswith("environment of the frontend") for name in run.found) == (1 if flags else 2)
     assert "picked" in "".join(run.found.values()), "the steps of rounds are logged"
     shown = {
         f"{secret}: {where}: {line.strip()[:300]}"

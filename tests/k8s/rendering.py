@@ -24,7 +24,7 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "base+external-redis": ("base", "components/external-redis"),
     "base+monitoring": ("base", "monitoring"),
     "base+public-route": ("base", "components/public-route"),
-    "base+status-relay": ("base", "components/status-relay"),
+    "base+no-status-relay": ("base", "components/no-status-relay"),
     "single-node+rdma": ("overlays/single-node", "components/rdma"),
     "single-node+rdma+redis-tls": ("overlays/single-node", "components/rdma", "components/redis-tls"),
     "multi-node+external-redis": ("overlays/multi-node", "components/external-redis"),

@@ -137,6 +137,16 @@ def test_dynamos_frontend_takes_its_flags(name: str, monkeypatch: pytest.MonkeyP
 
 
 @for_each(GRAPHS)
+def test_frontends_are_behind_the_status_relay_unless_it_is_left_out(name: str) -> None:
+    modules = {argv[2] for pod, container, argv, _ in each_process(rendered(name)) if is_frontend(pod, container)}
+    assert modules == {FRONTENDS[0] if "no-status-relay" in name else FRONTENDS[1]}
+
+
+def is_frontend(pod: Pod, container: Document) -> bool:
+    return (pod.name, container["name"]) == ("frontend", "main")
+
+
+@for_each(GRAPHS)
 def test_every_variable_is_read_by_somebody(name: str) -> None:
     documents = rendered(name)
     processes = [(pod, container, argv) for pod, container, argv, _ in each_process(documents)]

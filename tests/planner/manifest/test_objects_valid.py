@@ -15,7 +15,7 @@ from planner.manifest.planned import MODELS_MOUNT
 from router.settings import CoordinatorSettings
 from tests.k8s.pods import pods
 from tests.k8s.schema import problems
-from tests.k8s.test_commands import each_process, parsed
+from tests.k8s.test_commands import FRONTENDS, each_process, parsed
 from tests.k8s.test_meaning import USER_PROVIDED, references, selects
 from workers.settings import WorkerSettings
 
@@ -57,7 +57,7 @@ def test_a_graph_with_too_many_components_would_be_found() -> None:
 def test_every_process_takes_its_flags_and_agrees_with_the_others(objects: list[Object]) -> None:
     seen = {}
     for pod, _, argv, variables in each_process(objects):
-        if argv[2] != "dynamo.frontend":
+        if argv[2] not in FRONTENDS:
             seen[pod.name] = parsed(argv, variables)
     coordinator: CoordinatorSettings = seen.pop("coordinator")
     assert seen
@@ -77,7 +77,7 @@ def test_every_process_takes_its_flags_and_agrees_with_the_others(objects: list[
 
 def test_the_policies_can_be_made(objects: list[Object]) -> None:
     for _, _, argv, variables in each_process(objects):
-        if argv[2] == "dynamo.frontend":
+        if argv[2] in FRONTENDS:
             continue
         settings = parsed(argv, variables)
         for kind in registry.KINDS:

@@ -45,6 +45,13 @@ def test_as_many_processes_as_asked_for() -> None:
     assert len({spec.name for spec in specs}) == 8
 
 
+@pytest.mark.parametrize(("argv", "module"), [((), "router.status_relay"), (("--no-status-relay",), "dynamo.frontend")])
+def test_the_frontend_has_a_relay_before_it_unless_it_is_switched_off(argv: tuple[str, ...], module: str) -> None:
+    frontend = _specs(*argv)[-1]
+    assert frontend.argv[2] == module
+    assert _flags(frontend) == _flags(_specs()[-1])
+
+
 @pytest.mark.parametrize(("coordinators", "limit"), [("1", 0), ("2", 1)])
 def test_a_round_whose_coordinator_dies_goes_on_at_another_if_there_is_one(coordinators: str, limit: int) -> None:
     flags = _flags(_specs("--coordinators", coordinators, "--engine", "modelled")[-1])

@@ -1,0 +1,49 @@
+"""The headers of requests and answers that the relay passes on."""
+
+from __future__ import annotations
+
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from ampd.wire import RELAY_HEADER
+
+_OF_ONE_CONNECTION = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
+)
+"""Headers that describe one connection, or that each side makes anew.
+
+Others that `Connection` names go through, because a client could take away headers that a gateway has set."""
+
+MADE_BY_AIOHTTP = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
+"""Headers that the library would add where the client sent none."""
+
+MOST_HEADER_BYTES = 64 << 10
+"""Of one header, and of the path. The library's 8 KB are too few for some tokens. The frontend takes 500 KB in all, but
+the library limits each header only, so a client could fill the memory with a hundred of them."""
+
+MOST_HEADERS = 100
+"""As many as the frontend takes."""
+
+
+def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """A copy without those of one connection."""
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
+
+
+def marked(headers: CIMultiDictProxy[str], mark: str) -> CIMultiDict[str]:
+    """A copy of a request's headers with the mark of the relay."""
+    copy = passed_on(headers)
+    copy[RELAY_HEADER] = mark
+    return copy
+
+
+def unreadable(headers: CIMultiDictProxy[str]) -> str | None:
+    """The name of a header that is not UTF-8; None: all are.
+
+    The library would leave such bytes out of what it sends. The header of one tenant could become that of another.
+    """
+    return next((name for name, value in headers.items() if not _is_utf_8(value)), None)
+
+
+def _is_utf_8(value: str) -> bool:
+    """Whether a value was UTF-8. The library reads each wrong byte as half a character."""
+    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
