@@ -3,7 +3,8 @@
     AMPD_COMPILED=1 python -m benchmarks.best_layouts.shared_passes [--only NAME,...] [--seeds 3] [--data FILE]
 
 Each entry's highest sustained rates are searched with every seed. The rivals' workers are all alike, so they have one
-layout. `--data` keeps the simulations, and a run that was stopped goes on there.
+layout. A ratio compares ours with the rival of the highest mean, seed by seed, and has a 95 % interval. `--data` keeps
+the simulations, and a run that was stopped goes on there.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 
 from pydantic import Field
 
@@ -22,9 +23,12 @@ from ampd.settings import Settings, parse_settings
 from benchmarks import markdown_table
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Entry, settings_named
 from benchmarks.best_layouts.search import CRITERIA, Searcher
+from benchmarks.best_layouts.table import ratio
+from benchmarks.geometric import geometric_mean
 from benchmarks.policies.campaign import Ledger
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALL
+from benchmarks.policies.report import ratio_text
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts.shared_passes"
@@ -56,8 +60,8 @@ def rivals() -> list[Contestant]:
     return [each for each in ALL if each.label in _RIVALS]
 
 
-def rates_of(searcher: Searcher, setting: Setting, seeds: int) -> dict[str, Rates]:
-    """The means over the seeds by entry."""
+def rates_of(searcher: Searcher, setting: Setting, seeds: int) -> dict[str, list[Rates]]:
+    """The rates of every seed, by entry."""
     contestants, start = [*rivals(), *ours()], dict.fromkeys(CRITERIA, _START)
     found: dict[str, list[Rates]] = {each.label: [] for each in contestants}
     for seed in range(seeds):
@@ -66,26 +70,27 @@ def rates_of(searcher: Searcher, setting: Setting, seeds: int) -> dict[str, Rate
             found[contestant.label].append(rates)
             # The next search begins near a rate that was found, so that it takes few simulations.
             start = {criterion: rate or start[criterion] for criterion, rate in rates.items()}
-    return {label: {name: fmean(each[name] for each in rates) for name in CRITERIA} for label, rates in found.items()}
+    return found
 
 
-def table(rows: Mapping[str, Mapping[str, Rates]]) -> str:
-    """Rates and ratios to the best rival, and their means."""
+def table(rows: Mapping[str, Mapping[str, Sequence[Rates]]]) -> str:
+    """Mean rates, ratios to the best rival with their intervals, and the ratios' means over the settings."""
     labels = [each.label for each in (*rivals(), *ours())]
     head = ["setting", "criterion", *labels, *(f"{each.label} / best rival" for each in ours())]
     lines: list[list[str]] = []
     ratios: dict[tuple[str, str], list[float]] = {}
     for name, by_label in rows.items():
         for criterion, text in CRITERIA.items():
-            best = max(by_label[each.label][criterion] for each in rivals())
-            row = [by_label[each.label][criterion] / best for each in ours()]
-            for each, ratio in zip(ours(), row, strict=True):
-                ratios.setdefault((each.label, text), []).append(ratio)
-            rates = (f"{by_label[label][criterion]:.3g}" for label in labels)
-            lines.append([name, text, *rates, *(f"{ratio:.2f}" for ratio in row)])
+            rates = {label: [each[criterion] for each in by_label[label]] for label in labels}
+            best = max((rates[each.label] for each in rivals()), key=fmean)
+            row = [ratio(rates[each.label], best) for each in ours()]
+            for each, interval in zip(ours(), row, strict=True):
+                if interval:
+                    ratios.setdefault((each.label, text), []).append(interval[0])
+            lines.append([name, text, *(f"{fmean(rates[label]):.3g}" for label in labels), *map(ratio_text, row)])
     summary = [
         f"{label}, {text}: mean {geometric_mean(each):.2f}, lowest {min(each):.2f}, below 1 in "
-        f"{sum(ratio < 1 for ratio in each)} of {len(each)}"
+        f"{sum(one < 0.995 for one in each)} of {len(each)}"
         for (label, text), each in ratios.items()
     ]
     return "\n".join([markdown_table.table(head, lines), "", *summary])
@@ -100,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
     options = parse_settings(SharedPassesSettings, argv, PROG)
     check_writable(options.data)
     searcher = Searcher(Ledger(options.data), options.precision, lambda _: None)
-    rows: dict[str, Mapping[str, Rates]] = {}
+    rows: dict[str, Mapping[str, Sequence[Rates]]] = {}
     for setting in settings_named(options.only):
         name = f"{setting.name} {setting.gpu}"
         print(name, file=sys.stderr, flush=True)

@@ -34,10 +34,9 @@ def summary_table(outcomes: Outcomes) -> str:
         for contestant in OURS_FROM_EVEN:
             row = [f"{contestant.label}, {name}"]
             for kind in (RIVAL, PARTS):
-                ratios = [
-                    ratio[0] for each in outcomes.values() if (ratio := _ratio(each, contestant.label, kind, criterion))
-                ]
-                below = sum(ratio < 0.995 for ratio in ratios)
+                found = (_ratio(each, contestant.label, kind, criterion) for each in outcomes.values())
+                ratios = [each[0] for each in found if each]
+                below = sum(each < 0.995 for each in ratios)
                 row += (
                     [f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", f"{below} of {len(ratios)}"]
                     if ratios
@@ -77,11 +76,16 @@ def starts_table(outcomes: Outcomes, criterion: str) -> str:
     return markdown_table.table(["setting", *(each.label for each in OURS_FROM_EVEN)], rows)
 
 
-def _ratio(seeds: Sequence[Outcome], label: str, kind: str, criterion: str) -> tuple[float, float, float] | None:
-    """(ours / the best one's, ends of the 95 % interval), seed by seed; None: the best one carries nothing."""
-    pairs = [(each.ours[label][criterion], each.best[kind][criterion].rate) for each in seeds]
-    if not sum(theirs for _, theirs in pairs):
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float] | None:
+    """(ours / theirs, ends of the 95 % interval), seed by seed; None: the other one carries nothing."""
+    pairs = list(zip(ours, theirs, strict=True))
+    if not sum(theirs):
         return None
     if min(map(min, pairs)) > 0:
-        return geometric_interval([mine / theirs for mine, theirs in pairs])
-    return sum(mine for mine, _ in pairs) / sum(theirs for _, theirs in pairs), 0.0, inf
+        return geometric_interval([mine / other for mine, other in pairs])
+    return sum(ours) / sum(theirs), 0.0, inf
+
+
+def _ratio(seeds: Sequence[Outcome], label: str, kind: str, criterion: str) -> tuple[float, float, float] | None:
+    best = [each.best[kind][criterion].rate for each in seeds]
+    return ratio([each.ours[label][criterion] for each in seeds], best)

@@ -25,12 +25,13 @@ def simulated(entry: Entry, seed: int, rate: float) -> Point:
     return Point(share, share, share, 0.0, 0.0, 0.0)
 
 
-def test_rates_are_means_over_the_seeds_and_ratios_are_to_the_best_rival() -> None:
+def test_rates_are_found_for_every_seed_and_ratios_are_to_the_best_rival() -> None:
     rates = rates_of(Searcher(Ledger(None), 1.02, print, simulated), TINY, 2)
     assert len(rates) == len(ours()) + len(rivals()) == 6
     for contestant in ours():
-        for rate in rates[contestant.label].values():
-            assert rate == pytest.approx(12.0, rel=0.02)
+        for seed, by_criterion in enumerate(rates[contestant.label]):
+            for rate in by_criterion.values():
+                assert rate == pytest.approx(8.0 * (1 + seed), rel=0.02)
     *_, last = table({"tiny": rates}).splitlines()
     assert last.endswith("below 1 in 0 of 1")
     mean = float(last.split("mean ")[1].split(",")[0])
