@@ -90,7 +90,7 @@ def table(rows: Mapping[str, Mapping[str, Sequence[Rates]]]) -> str:
             lines.append([name, text, *(f"{fmean(rates[label]):.3g}" for label in labels), *map(ratio_text, row)])
     summary = [
         f"{label}, {text}: mean {geometric_mean(each):.2f}, lowest {min(each):.2f}, below 1 in "
-        f"{sum(one < 0.995 for one in each)} of {len(each)}"
+        f"{sum(value < 0.995 for value in each)} of {len(each)}"
         for (label, text), each in ratios.items()
     ]
     return "\n".join([markdown_table.table(head, lines), "", *summary])
