@@ -126,7 +126,8 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
         for name, share, in_time, carries in each_case
     ]
     head = ("", "rounds attained", "95 % interval", "sessions in time", "carried")
-    return [Section("If the circumstances differ", head=head, rows=rows, is_half=True)]
+    text = [f"At {result['rate']:g} sessions/s and with the best layout, if the rest is as planned."]
+    return [Section("If the circumstances differ", text=text, head=head, rows=rows, is_half=True)]
 
 
 def _reproduction(result: dict[str, Any]) -> Section:

@@ -19,8 +19,11 @@ from planner.sustained import IN_TIME
 
 SEEDS = 3
 """Seeds of the figures of the best layout."""
+_AT_A_TIME = 2
+"""Further seeds that are tried before it is asked again whether more of them can help."""
 _COARSE = 1.1
 """Precision of the goodput of a single seed, from which only the interval comes."""
+_ROUNDING = 1e-9
 
 VARIATIONS = (
     Variation("20 % less load", rate=0.8),
@@ -132,6 +135,13 @@ class Appraiser:
         """Trials at the plan's rate."""
         self._trials.together(self.check_steps(layout, seeds) for layout in layouts)
 
+    def extend(self, layout: Layout, seeds: int) -> None:
+        """As `check`, with further seeds as long as they can still show that the layout carries the rate."""
+        while (count := len(known := self._known_checks(layout))) < seeds:
+            if not may_be_carried(known, self._case.attainment, seeds):
+                return
+            self.check([layout], min(count + _AT_A_TIME, seeds))
+
     def promising(self, layouts: Sequence[Layout]) -> list[Layout]:
         """The layouts, those first that do best in one longer trial."""
         return self.ranked(layouts, self.rate, keeps_result=True)
@@ -157,10 +167,12 @@ class Appraiser:
         Args:
             seeds: how many, at least.
             start: a rate that is about right.
-            precision: of what the layout carries with all seeds together.
+            precision: of what the layout carries with all seeds together, at least. It is never coarser than before.
         """
         self._know(layout, self.rate, 1)
         seeds = max(seeds, self._seeds[layout])
+        if layout in self._searched:
+            precision = min(precision, self.precision(layout))
         yield from self._rate_steps(layout, [0], start, _COARSE)
         start = goodput(self._carried(layout, [0])) or start
         yield from self._rate_steps(layout, range(seeds), start, precision)
@@ -342,4 +354,16 @@ def carried_on_average(trials: Sequence[Trial], attainment: float) -> bool:
         all(trial.is_whole for trial in trials)
         and fmean(trial.met for trial in trials) >= attainment
         and fmean(trial.in_time for trial in trials) >= IN_TIME
+    )
+
+
+def may_be_carried(known: Sequence[Trial], attainment: float, seeds: int) -> bool:
+    """Whether a rate can still be carried on average over so many seeds, if further trials miss nothing."""
+    further = seeds - len(known)
+    return all(trial.is_whole for trial in known) and all(
+        sum(shares) + further >= seeds * least - _ROUNDING
+        for least, shares in (
+            (attainment, [trial.met for trial in known]),
+            (IN_TIME, [trial.in_time for trial in known]),
+        )
     )

@@ -30,3 +30,8 @@ def copies_between(part: Layout, least: float, most: int) -> list[Fraction]:
     able = [step for step in sorted(steps) if least <= step <= most]
     # Another number of copies may give the same layout. The largest of them counts.
     return sorted({in_proportion(part, step): step for step in able}.values())
+
+
+def fewest_copies(part: Layout, least: float) -> Fraction:
+    """The first number of copies that is at least `least`."""
+    return copies_between(part, least, ceil(least))[0]

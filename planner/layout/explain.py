@@ -89,7 +89,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
     if plan.variations:
         changes = "; ".join(_varied(each, plan.attainment) for each in plan.variations)
         part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
-        lines.append(f"Attainment{part} if the circumstances differ: {changes}.")
+        lines.append(f"Attainment{part} at {plan.rate:g} sessions/s if the circumstances differ: {changes}.")
     if plan.fuller is not None:
         layout, shown = plan.fuller
         left = gpus_text(case.gpus - best.layout.gpus)
@@ -181,15 +181,16 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
         searched += (
             f" The part carries more than its share, so the whole has only {plan.copies:.3g} times its replicas."
         )
+    elif plan.copies > plan.scale and not plan.is_enlarged:
+        searched += f" The part carries less than its share, so the whole has {plan.copies:.3g} times its replicas."
     if plan.filled_gpus:
         searched += f" The {gpus_text(plan.filled_gpus)} that remained got further replicas of the same roles."
-    if plan.enlarged:
-        searched += " As a whole this did not carry the rate, so each kind of replica got more."
+    if plan.is_enlarged:
+        searched += " By its figures fewer would do, but they did not in simulations of the whole."
     if not plan.is_checked:
-        what = "This larger cluster" if plan.enlarged else "The whole cluster"
         return (
-            f"{searched} {what} was not simulated, because {plan.stopped}: the figures of {best.layout} are those of "
-            "the part."
+            f"{searched} The whole cluster was not simulated, because {plan.stopped}: the figures of {best.layout} are "
+            "those of the part."
         )
     seeds = best.attainment.seeds
     times = "once" if seeds == 1 else f"with {seeds} seeds"
@@ -199,10 +200,13 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     )
     if not best.carries_rate and best.goodput is not None:
         return f"{found} The rate that it carries was found by such short checks too."
-    if best.goodput is None or plan.enlarged:
+    if best.goodput is None:
         return found
     what = "What it carries" if plan.next_step is None else "What it carries, and what more GPUs buy,"
-    return f"{found} {what} is known from long simulations of the part, times {plan.copies:.3g}."
+    found += f" {what} is known from long simulations of the part, times {plan.copies:.3g}."
+    if len(plan.layouts) > 1:
+        found += " The other layouts were judged in the same way, by one simulation of the whole each."
+    return found
 
 
 def headroom_of(appraised: Appraised, rate: float) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from math import exp, log
 
@@ -42,3 +42,19 @@ def corrected(costs: Costs, carried: Mapping[Layout, float]) -> Costs:
         prefill_s={n: seconds * factor(True, n) for n, seconds in costs.prefill_s.items()},
         decode_s={n: seconds * factor(False, n) for n, seconds in costs.decode_s.items()},
     )
+
+
+def surprising(
+    costs: Costs, rate: float, carrying: Collection[Layout], failed: Collection[Layout]
+) -> dict[Layout, float]:
+    """What trials of one rate tell about the costs: the layouts whose bound says something else than their trials.
+
+    They carry the rate although their bound is lower, or fail although it is higher. So the rate is nearer to what they
+    carry than their bound is.
+
+    Returns:
+        The rate of each such layout, for `corrected`.
+    """
+    more = [layout for layout in carrying if costs.bound(layout) < rate]
+    less = [layout for layout in failed if costs.bound(layout) > rate]
+    return dict.fromkeys([*more, *less], rate)

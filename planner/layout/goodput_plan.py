@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from fractions import Fraction
 from itertools import groupby
 from math import floor, inf, log10
 
 from planner.layout.agenda import Steps
+from planner.layout.alternatives import of_other_kinds
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser
 from planner.layout.case import PlanCase
-from planner.layout.copies import copies_between
+from planner.layout.copies import fewest_copies, in_proportion
 from planner.layout.demand import demand_of
 from planner.layout.fluid import proposals
 from planner.layout.goodput import PRECISION
@@ -25,7 +27,7 @@ from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.neighbours import filled, neighbours
 from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
-from planner.layout.race import race, ranking
+from planner.layout.race import race, ranking, tied
 from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
 from planner.layout.whole import scale_of, whole_plan
@@ -33,6 +35,9 @@ from planner.layout.whole import scale_of, whole_plan
 _SEARCH_SHARE, _FIGURES_SHARE = 0.8, 0.6
 """The search for a part of a cluster ends after the first share of the time, and its figures after the second one. The
 rest is for the check of the whole cluster."""
+_LEAST_LAYOUTS = 3
+"""Layouts of a part that are judged at least, because the best one for the part may not be the best one for the whole,
+which has no whole number of parts."""
 _CHECKED = 4
 """Most layouts of one number of GPUs that get a longer trial, where the fewest GPUs are wanted."""
 _CANDIDATES, _FINALISTS = 12, 6
@@ -61,14 +66,14 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     end_s = time.monotonic() + wishes.budget_s
     scale = scale_of(case, uses_all=wishes.uses_all)
     part = replace(case, gpus=case.gpus // scale, rate=case.rate / scale)
-    search_s = wishes.budget_s
+    search_s, wishes_of_part = wishes.budget_s, wishes
     if scale > 1:
         search_s *= _SEARCH_SHARE
-        # Only the best layout of a part is shown.
-        wishes = replace(wishes, top=1, figures_share=_FIGURES_SHARE, scale=scale)
+        top = max(wishes.top, _LEAST_LAYOUTS)
+        wishes_of_part = replace(wishes, top=top, figures_share=_FIGURES_SHARE, scale=scale)
         print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
     with Trials(part, wishes.jobs, search_s) as trials:
-        plan = _Planner(part, wishes, trials).plan()
+        plan = _Planner(part, wishes_of_part, trials).plan()
     return plan if scale == 1 else whole_plan(case, plan, scale, wishes, end_s)
 
 
@@ -127,29 +132,58 @@ class _Planner:
         for layout in self._appraiser.promising(layouts[:_CHECKED]):
             self._appraiser.check([layout])
             if not self._appraiser.carries(layout) and self._appraiser.is_close(layout):
-                self._appraiser.check([layout], 2 * SEEDS)
+                self._appraiser.extend(layout, 2 * SEEDS)
             if self._appraiser.carries(layout):
                 return layout
         return None
 
     def _show_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
         """Figures of the best layout, then of alternatives: two with the same number of GPUs, then larger ones."""
-        appraiser, rate = self._appraiser, self._case.rate
-        alternatives = [layout for layout in others if layout != best][: self._wishes.top - 1]
+        appraiser, rate, count = self._appraiser, self._case.rate, self._wishes.top - 1
+        if self._wishes.scale > 1:
+            # Copies are made of them, so they need not carry the rate of the part.
+            alternatives = of_other_kinds(best, [*others, *self._search.best], count)
+        else:
+            alternatives = [layout for layout in others if layout != best][:count]
         self._shown, self._has_fewest = [best, *alternatives], True
         self._decided()
         searches = [appraiser.goodput_steps(best, SEEDS, rate)]
         self._trials.together([*searches, *map(self._alternative_steps, alternatives)])
-        self._shown.sort(key=lambda each: (each != best, not appraiser.carries(each), each.gpus))
+        if self._wishes.scale > 1:
+            self._choose_by_whole()
+        else:
+            self._shown.sort(key=lambda each: (each != best, not appraiser.carries(each), each.gpus))
+
+    def _choose_by_whole(self) -> None:
+        """Show that layout first whose copies take the fewest GPUs, by goodput of as many seeds as the best one has."""
+        for layout in self._shown[1:]:
+            if self._whole_gpus(layout) < self._whole_gpus(self._shown[0]):
+                self._appraiser.search_goodput([layout], SEEDS, self._carried(layout))
+                if self._whole_gpus(layout) < self._whole_gpus(self._shown[0]):
+                    self._shown = [layout, *(each for each in self._shown if each != layout)]
+
+    def _whole_gpus(self, layout: Layout) -> float:
+        """GPUs of as many copies of a layout as carry the rate of the whole cluster."""
+        copies = self._copies(layout)
+        return inf if copies is None else in_proportion(layout, copies).gpus
+
+    def _copies(self, layout: Layout) -> Fraction | None:
+        """How many of them carry the rate of the whole cluster, by the layout's goodput; None: it is not known."""
+        carried = self._carried(layout)
+        return fewest_copies(layout, self._wishes.scale * self._case.rate / carried) if carried else None
 
     def _alternative_steps(self, layout: Layout) -> Steps:
         """The figures of a layout that is not the best one."""
-        yield from self._appraiser.check_steps(layout, 1)
+        if self._wishes.scale == 1:
+            yield from self._appraiser.check_steps(layout, 1)
         yield from self._appraiser.goodput_steps(layout, 1, self._case.rate)
 
     def _others(self) -> list[Layout]:
-        """The alternatives of a plan for the most goodput. Those of the fewest GPUs have their figures before."""
-        return [] if self._has_fewest else self._shown[1:]
+        """The alternatives of a plan for the most goodput. Those of the fewest GPUs have their figures before.
+
+        Those of a part are checked as whole clusters.
+        """
+        return [] if self._has_fewest or self._wishes.scale > 1 else self._shown[1:]
 
     def _decided(self) -> None:
         self._is_decided = not self._trials.is_cut
@@ -186,10 +220,13 @@ class _Planner:
         start = self._rate_to_compare()
         finalists = self._finalists(start)
         trial_s = (self._trials.elapsed_s - begun_s) / max(self._trials.made - made, 1)
-        with self._phase(self._figures_s - _FIGURES * trial_s):
-            appraiser.search_goodput(finalists, SEEDS, start)
-            race(appraiser, finalists)
-        self._shown = ranking(appraiser, finalists)[0][: self._wishes.top]
+        try:
+            with self._phase(self._figures_s - _FIGURES * trial_s):
+                appraiser.search_goodput(finalists, SEEDS, start)
+                race(appraiser, finalists)
+        finally:
+            # After Ctrl-C too: the seeds that all of them have decide, and not who had the luck of fewer seeds.
+            self._shown = ranking(appraiser, finalists)[: self._wishes.top]
         appraiser.search_goodput(self._shown[:1], SEEDS, start)
         if appraiser.rate:
             appraiser.check(self._shown[:1])
@@ -249,11 +286,10 @@ class _Planner:
 
     def _rate_per_copy(self) -> float:
         """What a copy of the best layout has to carry in the cluster, which takes no more copies than it needs."""
-        rate, carried = self._appraiser.rate, self._carried(self._shown[0])
-        if not self._has_fewest or carried <= rate:
+        scale, rate = self._wishes.scale, self._appraiser.rate
+        if scale == 1 or not self._has_fewest or (copies := self._copies(self._shown[0])) is None:
             return rate
-        scale = self._wishes.scale
-        return scale * rate / float(copies_between(self._shown[0], scale * rate / carried, scale)[0])
+        return scale * rate / float(copies)
 
     def _carried(self, layout: Layout) -> float:
         return self._appraiser.carried(layout)
@@ -288,8 +324,10 @@ class _Planner:
         known_rate = self._carried(shown[0]) or search.carried_rate or search.rate or 1.0
         appraiser.rate = appraiser.rate or _rounded_down(known_rate)
         # Where the time was over, only the first layout is still worth waiting for.
-        known = [layout for layout in shown if layout == shown[0] or appraiser.attainments(layout)]
-        layouts = sorted((self._appraised(layout) for layout in known), key=lambda each: not each.carries_rate)
+        known = [layout for layout in shown if layout == shown[0] or self._is_known(layout)]
+        layouts = [self._appraised(layout) for layout in known]
+        if not (self._has_fewest and self._wishes.scale > 1):
+            layouts.sort(key=lambda each: not each.carries_rate)
         is_unsure = self._wishes.uses_all or self._is_estimated or search.none_carries
         is_small = bool(self._stopped) and not is_unsure
         self._has_fewest |= is_small and layouts[0].carries_rate
@@ -317,11 +355,13 @@ class _Planner:
             carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
         )
 
+    def _is_known(self, layout: Layout) -> bool:
+        """Whether a layout has the figures that an alternative needs."""
+        return bool(self._appraiser.attainments(layout) if self._wishes.scale == 1 else self._appraiser.seeds(layout))
+
     def _tied(self, best: Layout) -> list[Layout]:
         """The other layouts shown that may carry as much, where the most goodput was searched."""
-        if self._has_fewest or best not in self._shown:
-            return []
-        return [layout for layout in ranking(self._appraiser, self._shown)[1] if layout != best]
+        return [] if self._has_fewest else tied(self._appraiser, best, self._shown)
 
     def _appraised(self, layout: Layout) -> Appraised:
         found = self._appraiser.appraised(layout)

@@ -15,10 +15,11 @@ from math import ceil
 from typing import Any
 
 from ampd.types import Role
-from planner.layout.appraisal import SEEDS, carried_on_average
+from planner.layout.agenda import Steps
+from planner.layout.appraisal import SEEDS, carried_on_average, may_be_carried
 from planner.layout.case import PlanCase
 from planner.layout.costs import Costs, costs_of
-from planner.layout.feedback import corrected
+from planner.layout.feedback import corrected, surprising
 from planner.layout.fluid import fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
 from planner.layout.neighbours import grown, is_part, neighbours, scaled
@@ -199,11 +200,13 @@ class Search:
     def _proposed(self, gpus: int) -> list[Layout]:
         """The proposals whose replicas could compute the rate. Those that are expected to carry most come first.
 
-        Queues cost less than expected where many small replicas share them. So every other one is proposed without.
+        The expected costs are corrected by the trials until now. Queues cost less than expected where many small
+        replicas share them. So every other one is proposed without.
         """
+        shown = surprising(self.expected, self.case.rate, self.carrying, self.failed)
         ranked = (
             sorted(proposals(costs, gpus), key=lambda layout: -costs.bound(layout))
-            for costs in (self.expected, self.costs)
+            for costs in (corrected(self.expected, shown), self.costs)
         )
         found = dict.fromkeys(chain.from_iterable(zip_longest(*ranked)))
         return [layout for layout in found if layout is not None and self._may_carry(layout)]
@@ -240,8 +243,10 @@ class Search:
         passed.sort(key=self.best.index)
         for start in range(0, len(passed), _LONG_BATCH):
             pair = passed[start : start + _LONG_BATCH]
-            trials = self._trials.trials([replace(self._task(layout), **_CONFIRMS) for layout in pair])
-            carrying = [layout for layout, trial in zip(pair, trials, strict=True) if self._confirmed(layout, trial)]
+            verdicts: dict[Layout, bool] = {}
+            self._trials.together(self._confirmation(layout, verdicts) for layout in pair)
+            carrying = [layout for layout in pair if verdicts.get(layout)]
+            self._close += [layout for layout in pair if verdicts.get(layout) is False]
             self.failed += [layout for layout in pair if layout not in carrying]
             self.carrying += carrying
             if carrying:
@@ -252,17 +257,27 @@ class Search:
             self.best = [*self.carrying, *(layout for layout in self.best if layout not in self.carrying)]
         self._show()
 
-    def _confirmed(self, layout: Layout, first: Trial) -> bool:
-        """Whether a layout carries the rate: by its first long trial, and if that is close, by further seeds too."""
-        level = self.case.attainment
-        if first.carries(level) or not first.is_whole or first.reserve(level) < -_CLOSE:
-            return first.carries(level)
-        task = replace(self._task(layout), horizon=_CONFIRMS["horizon"], margin=None)
-        further = [replace(task, seed=task.seed + number) for number in range(1, SEEDS)]
-        if carried_on_average([first, *self._trials.trials(further)], level):
-            return True
-        self._close.append(layout)
-        return False
+    def _confirmation(self, layout: Layout, verdicts: dict[Layout, bool]) -> Steps:
+        """The long trials that show whether a layout carries the rate: one, and those of further seeds if it is close.
+
+        Adds to `verdicts`: True if it carries the rate, False if it misses it by little. Else it adds nothing.
+        """
+        level, task = self.case.attainment, replace(self._task(layout), **_CONFIRMS)
+        yield [task]
+        trials = self._made([task])
+        if trials[0].carries(level):
+            verdicts[layout] = True
+        elif trials[0].is_whole and trials[0].reserve(level) >= -_CLOSE:
+            while len(trials) < SEEDS and may_be_carried(trials, level, SEEDS):
+                further = replace(task, seed=task.seed + len(trials), margin=None, keeps_result=False)
+                yield [further]
+                trials += self._made([further])
+            verdicts[layout] = len(trials) == SEEDS and carried_on_average(trials, level)
+
+    def _made(self, tasks: Sequence[TrialTask]) -> list[Trial]:
+        """Trials that were made."""
+        known = [self._trials.known(task) for task in tasks]
+        return [trial for trial in known if trial is not None]
 
     def most(self) -> None:
         """The most goodput of all GPUs."""

@@ -46,7 +46,7 @@ class GoodputPlan:
         trials: how many simulations, or searches of goodput, were made.
         scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
             too large. `variations` are of this part. So are goodput and `next_step`, times `copies`.
-        copies: of the part, which the first layout consists of: `scale`, or fewer where fewer carry the rate.
+        copies: of the part, which the first layout consists of: `scale`, or as many as carry the rate.
         is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
         filled_gpus: GPUs that remained beside the parts and got replicas too.
         is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
@@ -58,7 +58,8 @@ class GoodputPlan:
             as many as possible are wanted.
         carried_rate: sessions per second that the first layout carried in a short trial, where `none_carries`; 0: it is
             not known.
-        enlarged: how often the whole layout was enlarged, because it did not carry the rate as its part did.
+        is_enlarged: the first layout has more copies than its part's goodput asks for, because the whole did not carry
+            the rate with fewer.
     """
 
     layouts: list[Appraised]
@@ -77,7 +78,7 @@ class GoodputPlan:
     is_estimated: bool = False
     none_carries: bool = False
     carried_rate: float = 0.0
-    enlarged: int = 0
+    is_enlarged: bool = False
     filled_gpus: int = 0
     fuller: tuple[Layout, str] | None = None
     tied: Sequence[Layout] = ()

@@ -26,15 +26,21 @@ def race(appraiser: Appraiser, layouts: Sequence[Layout]) -> None:
         standing = contenders(appraiser, standing)
 
 
-def ranking(appraiser: Appraiser, layouts: Sequence[Layout]) -> tuple[list[Layout], list[Layout]]:
-    """The layouts, those that carry most first, and those of them that may carry as much as the first one.
+def ranking(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
+    """The layouts, those that carry most first. Those that may carry as much as the first one come next."""
+    first = contenders(appraiser, layouts)
+    return [*first, *_ordered(appraiser, [layout for layout in layouts if layout not in first])]
+
+
+def tied(appraiser: Appraiser, best: Layout, layouts: Sequence[Layout]) -> list[Layout]:
+    """The other layouts that are not shown to carry less than the best one.
 
     Nothing is known of that where none carries a rate, or where no rate was too high.
     """
-    best, *others = contenders(appraiser, layouts)
-    rest = [layout for layout in layouts if layout != best and layout not in others]
-    tied = [layout for layout in others if appraiser.gain(best, layout) is not None]
-    return [best, *others, *_ordered(appraiser, rest)], tied if appraiser.carried(best) else []
+    if not appraiser.carried(best):
+        return []
+    known = [layout for layout in layouts if layout != best and appraiser.gain(best, layout) is not None]
+    return [layout for layout in known if not appraiser.is_separate(best, layout)]
 
 
 def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:

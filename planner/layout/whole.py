@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
+from typing import NamedTuple
 
 from planner.layout.appraisal import SEEDS, Appraised, Figure, carried_on_average
 from planner.layout.case import PlanCase
@@ -15,17 +16,17 @@ from planner.layout.costs import costs_of
 from planner.layout.demand import demand_of
 from planner.layout.fluid import fewest_gpus
 from planner.layout.layout import Layout
-from planner.layout.neighbours import filled, grown
+from planner.layout.neighbours import filled
 from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
 MOST_GPUS = 24
 """Layouts are tried for a part of a cluster that needs more GPUs than these."""
-_STEP, _TRIES = 1.06, 3
-"""A cluster that does not carry the rate as a whole grows by this factor, and at most this many times."""
+_MORE = 1.15
+"""Up to this many times the copies that should carry the rate, or that the scale says, are tried."""
 _LOWER, _LOWERINGS = 1.1, 8
-"""Where it cannot grow, the rate is lowered by this factor until it is carried, and at most this many times."""
+"""Where no more copies are possible, the rate is lowered by this factor until it is carried, at most so many times."""
 _WORSE = 0.01
 """A layout of more GPUs that attains this much less is not taken."""
 
@@ -48,112 +49,185 @@ def scale_of(case: PlanCase, *, uses_all: bool) -> int:
 
 
 def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, end_s: float) -> GoodputPlan:
-    """The plan of a part of the cluster for the whole one, whose first layout is simulated with several seeds.
+    """The plan of a part of the cluster for the whole one.
 
-    `end_s`: monotonic time at which these simulations are given up. Ctrl-C ends them too. Without any the figures are
-    those of the part, times `scale`.
+    The first layout is simulated with several seeds, then each alternative with one. Without any simulation of the
+    first one the figures are those of the part, times `scale`, and it has no alternatives.
+
+    Args:
+        end_s: monotonic time at which these simulations are given up. Ctrl-C ends them too.
     """
     rate = part.rate * scale
-    demand = demand_of(replace(case, rate=rate))
-    whole = _copied(replace(part, rate=rate, demand=demand, scale=scale, fuller=None, tied=()), part, Fraction(scale))
+    plan = replace(part, rate=rate, demand=demand_of(replace(case, rate=rate)), scale=scale, fuller=None, tied=())
     with Trials(replace(case, rate=rate), wishes.jobs, max(end_s - time.monotonic(), 0.0)) as trials:
-        check = _Check(case, whole, part, trials)
+        check = _Check(case, plan, part, trials)
         try:
-            return check.filled() if wishes.uses_all else check.enlarged()
+            check.simulate(uses_all=wishes.uses_all)
         except (TimeOverError, KeyboardInterrupt) as end:
             is_interrupted = isinstance(end, KeyboardInterrupt)
-            return check.unchecked(part.stopped or (INTERRUPTED if is_interrupted else time_over(wishes.budget_s)))
+            check.stopped = part.stopped or (INTERRUPTED if is_interrupted else time_over(wishes.budget_s))
+        return check.plan(wishes.top)
+
+
+class _Whole(NamedTuple):
+    """A layout of the whole cluster.
+
+    Attributes:
+        part: the layout of the part.
+        copies: of the part, which it consists of, beside replicas on GPUs that were left.
+        is_enlarged: fewer copies should carry the rate, and simulations showed that they do not.
+    """
+
+    appraised: Appraised
+    part: Appraised
+    copies: Fraction
+    is_enlarged: bool = False
 
 
 class _Check:
-    """The simulations of one whole cluster. `plan`: of as many copies of the part as its scale."""
+    """The simulations of one whole cluster.
+
+    Args:
+        plan: what does not depend on simulations of the whole.
+
+    Attributes:
+        stopped: why they ended early; empty: they ended as planned.
+    """
 
     def __init__(self, case: PlanCase, plan: GoodputPlan, part: GoodputPlan, trials: Trials) -> None:
         self._case, self._plan, self._part, self._trials = case, plan, part, trials
-        self._best = plan.layouts[0]
-        self._layout = self._best.layout
-        self._enlarged = 0
+        self._found: list[_Whole] = []
+        self.stopped = part.stopped
 
-    def filled(self) -> GoodputPlan:
-        """The plan with replicas on the GPUs that the parts left, unless simulations show that it attains less."""
-        bound = costs_of(self._case).with_queues().bound
-        scaled_up = self._layout
-        known = self._attained(scaled_up)
-        full = filled(scaled_up, self._case.degrees, self._case.gpus, bound)
+    def simulate(self, *, uses_all: bool) -> None:
+        """Simulate the layouts of the part as whole clusters, the best one first."""
+        best, *others = self._part.layouts
+        if uses_all:
+            self._found.append(self._best_filled(best))
+            for each in others:
+                self._found.append(self._filled(each))
+            return
+        self._found.append(self._sized(best, SEEDS))
+        # Most of them carry the rate with the copies that should do. Those simulations share the cores.
+        self._trials.trials([self._task(layout, self._plan.rate, 0) for layout in map(self._expected, others)])
+        for each in others:
+            self._found.append(self._sized(each, 1))
+        self._found[1:] = sorted(self._found[1:], key=_order)
+        self._replace_best()
+
+    def plan(self, top: int) -> GoodputPlan:
+        """The plan, as far as it was simulated."""
+        plan = replace(self._plan, stopped=self.stopped)
+        if not self._found:
+            return self._unchecked(plan)
+        best = self._found[0]
+        is_first = best.part is self._part.layouts[0]
+        fewest = self._able(best.part)
+        # Variations of a part are simulated for as few copies as should do.
+        keeps_variations = is_first and (not fewest or best.copies == fewest[0])
+        keeps_step = is_first and best.appraised.carries_rate and not best.appraised.goodput_is_least
+        tied = [each.appraised.layout for each in self._found[1:] if each.part.layout in self._part.tied]
+        return replace(
+            plan,
+            layouts=[each.appraised for each in self._found[:top]],
+            copies=float(best.copies),
+            is_enlarged=best.is_enlarged,
+            variations=plan.variations if keeps_variations else [],
+            next_step=_next_step(self._part, best.copies) if keeps_step else None,
+            trials=plan.trials + self._trials.made,
+            tied=tied if is_first else [],
+        )
+
+    def _unchecked(self, plan: GoodputPlan) -> GoodputPlan:
+        """The plan without a simulation of the whole."""
+        best = self._part.layouts[0]
+        able = self._able(best)
+        copies = max([Fraction(plan.scale), *able[:1]])
+        return replace(
+            plan,
+            layouts=[_times(best, copies)],
+            copies=float(copies),
+            variations=[] if able and able[0] != copies else plan.variations,
+            next_step=_next_step(self._part, copies),
+            is_checked=False,
+        )
+
+    def _best_filled(self, part: Appraised) -> _Whole:
+        """The best layout with replicas on the GPUs that the parts left, unless it attains less with them."""
+        copies = Fraction(self._plan.scale)
+        scaled_up, full = self._scaled_up(part), self._full(part)
+        known = self._attained(scaled_up, SEEDS)
         if full == scaled_up:
-            return self._found(scaled_up, known)
-        more = self._attained(full)
+            return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
+        more = self._attained(full, SEEDS)
         met, more_met = (Figure.of([trial.met for trial in each], 1.0) for each in (known, more))
         if more_met.mean < met.mean - _WORSE:
             fuller = full, f"attains {more_met.mean:.1%} of the rounds, and this one {met.mean:.1%}"
-            return replace(self._found(scaled_up, known), fuller=fuller)
-        return replace(self._found(full, more), filled_gpus=full.gpus - scaled_up.gpus)
+            self._plan = replace(self._plan, fuller=fuller)
+            return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
+        self._plan = replace(self._plan, filled_gpus=full.gpus - scaled_up.gpus)
+        return _Whole(self._appraised(full, part, copies, more), part, copies)
 
-    def enlarged(self) -> GoodputPlan:
-        """The plan with the fewest copies of the part that carry the rate, or a layout that grows until it does."""
-        if (fewer := self._fewer_copies()) is not None:
-            return fewer
-        known = self._attained(self._layout)
-        while not self._carry(known) and self._enlarged + 1 < _TRIES and self._best.carries_rate:
-            larger = grown(self._layout, _STEP)
-            if larger.gpus > self._case.gpus:
-                break
-            self._layout = larger
-            self._enlarged += 1
-            known = self._attained(larger)
-        return self._found(self._layout, known)
+    def _filled(self, part: Appraised) -> _Whole:
+        """An alternative with replicas on the GPUs that the parts left."""
+        copies, full = Fraction(self._plan.scale), self._full(part)
+        return _Whole(self._appraised(full, part, copies, self._attained(full, 1)), part, copies)
 
-    def unchecked(self, stopped: str) -> GoodputPlan:
-        """The plan without a simulation of the whole."""
-        best = replace(self._best, layout=self._layout)
-        # Variations of a part are simulated for as few copies as should do.
-        variations = [] if self._able_copies() else self._plan.variations
-        return replace(
-            self._plan,
-            layouts=[best],
-            variations=variations,
-            stopped=stopped,
-            is_checked=False,
-            enlarged=self._enlarged,
-        )
+    def _scaled_up(self, part: Appraised) -> Layout:
+        return in_proportion(part.layout, Fraction(self._plan.scale))
 
-    def _able_copies(self) -> list[Fraction]:
-        """Fewer copies of the part than its scale that should carry the rate, as the part carries more than its share.
+    def _full(self, part: Appraised) -> Layout:
+        bound = costs_of(self._case).with_queues().bound
+        return filled(self._scaled_up(part), self._case.degrees, self._case.gpus, bound)
 
-        The fewest come first.
-        """
-        best = self._part.layouts[0]
-        if not self._part.has_fewest_gpus or best.goodput is None or best.goodput.mean <= self._part.rate:
+    def _able(self, part: Appraised) -> list[Fraction]:
+        """The numbers of copies that should carry the rate, and more of them. The fewest come first."""
+        if not self._part.has_fewest_gpus:
             return []
-        return copies_between(best.layout, self._plan.rate / best.goodput.mean, self._plan.scale)[:-1]
+        if part.goodput is not None:
+            if not part.goodput.mean:
+                return []
+            least = self._plan.rate / part.goodput.mean
+        elif part.carries_rate:
+            least = float(self._plan.scale)
+        else:
+            return []
+        most = ceil(_MORE * max(self._plan.scale, least))
+        able = copies_between(part.layout, least, most)
+        return [copies for copies in able if in_proportion(part.layout, copies).gpus <= self._case.gpus]
 
-    def _fewer_copies(self) -> GoodputPlan | None:
-        """The plan with the fewest copies that carry the rate in simulations of the whole; None: all are needed."""
-        able = self._able_copies()
-        found: tuple[Fraction, list[Trial]] | None = None
+    def _expected(self, part: Appraised) -> Layout:
+        """The layout of the whole that should carry the rate."""
+        return in_proportion(part.layout, [*self._able(part), Fraction(self._plan.scale)][0])
+
+    def _sized(self, part: Appraised, seeds: int) -> _Whole:
+        """The layout with the fewest copies that carry the rate in simulations of the whole."""
+        able = self._able(part) or [Fraction(self._plan.scale)]
+        copies = able[-1]
         # The fewest first, because the part says that they suffice. If they do not, the number is searched by halving.
         low, high, number = 0, len(able), 0
         while low < high:
-            known = self._attained(in_proportion(self._part.layouts[0].layout, able[number]))
-            if self._carry(known):
-                found, high = (able[number], known), number
+            if self._carry(self._attained(in_proportion(part.layout, able[number]), seeds)):
+                copies, high = able[number], number
             else:
                 low = number + 1
             number = (low + high) // 2
-        if found is None:
-            if able:
-                self._plan = replace(self._plan, variations=[])
-            return None
-        copies, known = found
-        variations = self._plan.variations if copies == able[0] else []
-        self._plan = _copied(replace(self._plan, variations=variations), self._part, copies)
-        self._best = self._plan.layouts[0]
-        self._layout = self._best.layout
-        return self._found(self._layout, known)
+        layout = in_proportion(part.layout, copies)
+        known = self._attained(layout, seeds)
+        return _Whole(self._appraised(layout, part, copies, known), part, copies, copies != able[0])
 
-    def _attained(self, layout: Layout) -> list[Trial]:
+    def _replace_best(self) -> None:
+        """An alternative becomes the best layout, if it has fewer GPUs and carries the rate with as many seeds."""
+        for other in self._found[1:]:
+            if not other.appraised.carries_rate or _order(other) >= _order(self._found[0]):
+                continue
+            several = self._sized(other.part, SEEDS)
+            if several.appraised.carries_rate and _order(several) < _order(self._found[0]):
+                self._found = [several, *(each for each in self._found if each is not other)]
+
+    def _attained(self, layout: Layout, seeds: int) -> list[Trial]:
         """Trials at the plan's rate, one per seed: as many as the time allows, at least one."""
-        tasks = [self._task(layout, self._plan.rate, seed) for seed in range(SEEDS)]
+        tasks = [self._task(layout, self._plan.rate, seed) for seed in range(seeds)]
         try:
             return self._trials.trials(tasks)
         except TimeOverError:
@@ -162,21 +236,22 @@ class _Check:
                 raise
             return known
 
-    def _found(self, layout: Layout, known: Sequence[Trial]) -> GoodputPlan:
-        rate, part = self._plan.rate, self._best
+    def _appraised(self, layout: Layout, part: Appraised, copies: Fraction, known: Sequence[Trial]) -> Appraised:
+        """The figures of a whole layout. Trials of the part tell its goodput, if the whole carries the plan's rate."""
+        rate, scaled_up = self._plan.rate, _times(part, copies)
         carries = self._carry(known)
         assert known[0].result is not None
+        curve = {rate: known[0]}
         # Of a layout with more replicas than the parts, no other rate is known.
-        curve = {rate: known[0]} if layout.gpus > part.layout.gpus else dict(part.curve) | {rate: known[0]}
-        figure, is_least = part.goodput, part.goodput_is_least or layout.gpus > part.layout.gpus
-        if carries and self._enlarged:
-            figure, is_least = Figure(rate, None, None, len(known)), True
-        elif carries and figure is not None and is_least:
+        has_more = layout.gpus > scaled_up.layout.gpus
+        figure, is_least = scaled_up.goodput, part.goodput_is_least or has_more
+        if not carries:
+            figure, is_least = self._lowered(layout, figure, curve), False
+        elif not has_more:
+            curve = dict(scaled_up.curve) | curve
+        if figure is not None and is_least:
             figure = Figure(figure.mean, None, None, figure.seeds)
-        elif not carries:
-            curve = {rate: known[0]}
-            figure, is_least = self._lowered(layout, curve), False
-        appraised = Appraised(
+        return Appraised(
             layout,
             Figure.of([trial.met for trial in known], 1.0),
             carries,
@@ -185,18 +260,12 @@ class _Check:
             known[0].result,
             is_least and figure is not None,
         )
-        keeps_step = carries and not is_least
-        return replace(
-            self._plan,
-            layouts=[appraised],
-            enlarged=self._enlarged,
-            next_step=self._plan.next_step if keeps_step else None,
-            trials=self._plan.trials + self._trials.made,
-        )
 
-    def _lowered(self, layout: Layout, curve: dict[float, Trial]) -> Figure | None:
-        """The first lower rate that the layout carries, for one seed; None: it is not known. Adds to the curve."""
-        known = self._best.goodput
+    def _lowered(self, layout: Layout, known: Figure | None, curve: dict[float, Trial]) -> Figure | None:
+        """The first lower rate that the layout carries, for one seed; None: it is not known. Adds to the curve.
+
+        `known`: what the trials of the part say.
+        """
         rate = self._plan.rate
         if known is not None and 0 < known.mean < rate:
             rate = known.mean * _LOWER
@@ -218,13 +287,18 @@ class _Check:
         return TrialTask(layout, rate, ONCE, self._case.options.seed + seed, margin=None, keeps_result=not seed)
 
 
-def _copied(plan: GoodputPlan, part: GoodputPlan, copies: Fraction) -> GoodputPlan:
-    """The plan with `copies` times the part's layout."""
-    best, step = _times(part.layouts[0], copies), part.next_step
-    if step is not None:
-        larger = _times(step.best, copies)
-        step = NextStep(larger.layout.gpus - best.layout.gpus, larger, step.gain.times(float(copies)))
-    return replace(plan, layouts=[best], next_step=step, copies=float(copies))
+def _order(whole: _Whole) -> tuple[bool, int]:
+    """Those that carry the rate come first, of them those with the fewest GPUs."""
+    carries = whole.appraised.carries_rate
+    return not carries, whole.appraised.layout.gpus if carries else 0
+
+
+def _next_step(part: GoodputPlan, copies: Fraction) -> NextStep | None:
+    """What more GPUs buy, with so many copies of the part."""
+    if (step := part.next_step) is None:
+        return None
+    best, larger = (in_proportion(each.layout, copies) for each in (part.layouts[0], step.best))
+    return NextStep(larger.gpus - best.gpus, _times(step.best, copies), step.gain.times(float(copies)))
 
 
 def _times(part: Appraised, copies: Fraction) -> Appraised:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from planner.layout.appraisal import Appraiser, Figure
+from planner.layout.appraisal import Appraiser, Figure, may_be_carried
 from planner.layout.layout import Layout
 from planner.layout.trial import LONG, Trial, TrialTask
 from planner.layout.trials import Trials
@@ -53,3 +53,16 @@ def test_other_circumstances_are_judged_as_goodput_is() -> None:
     assert not any(each.carries for each in found), "sessions count too"
     assert [each.in_time for each in found] == pytest.approx([0.9] * 4)
     assert {(task.horizon, task.margin) for task in trials.asked} == {(LONG, None)}
+
+
+def test_further_seeds_are_worth_while_only_if_they_can_still_make_up_for_those_that_failed() -> None:
+    def trial(met: float, in_time: float) -> Trial:
+        return Trial(met, 1 - met, 0.0, in_time)
+
+    assert may_be_carried([trial(0.95, 0.97)], 0.9, 3), "two more in which all sessions are in time"
+    assert not may_be_carried([trial(0.95, 0.969)], 0.9, 3)
+    assert may_be_carried([trial(0.95, 0.98), trial(0.95, 0.99)], 0.9, 3)
+    assert not may_be_carried([trial(0.95, 0.98), trial(0.95, 0.98)], 0.9, 3)
+    assert may_be_carried([trial(0.95, 0.98), trial(0.95, 0.98)], 0.9, 6)
+    assert not may_be_carried([trial(0.69, 1.0)], 0.9, 3)
+    assert not may_be_carried([Trial(0.99, 0.01, 0.0, 1.0, is_whole=False)], 0.9, 3)

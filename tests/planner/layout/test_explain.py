@@ -70,8 +70,14 @@ def test_the_fewest_gpus_and_a_part_of_a_cluster_are_named() -> None:
     text = explained(replace(PLAN, layouts=[seen], scale=8, stopped="it was interrupted", is_checked=False))
     assert "The whole cluster was not simulated, because it was interrupted: the figures of prefill 1xTP1" in text
     assert "simulated with 3 seeds" not in text
-    larger = replace(PLAN, layouts=[seen], scale=8, stopped="it was interrupted", is_checked=False, enlarged=1)
-    assert "did not carry the rate, so each kind of replica got more. This larger cluster was not" in explained(larger)
+    carrying = replace(seen, carries_rate=True)
+    larger = replace(PLAN, layouts=[carrying], scale=8, copies=9.0, is_enlarged=True)
+    assert "By its figures fewer would do, but they did not in simulations of the whole." in explained(larger)
+    assert "less than its share" not in explained(larger)
+    less = replace(PLAN, layouts=[carrying], scale=8, copies=9.0)
+    assert "The part carries less than its share, so the whole has 9 times its replicas." in explained(less)
+    assert "The other layouts" not in explained(less)
+    assert "The other layouts were judged in the same way" in explained(replace(less, layouts=[carrying, carrying]))
 
 
 def test_a_goodput_above_which_no_rate_failed_is_said_to_be_the_least() -> None:
@@ -201,6 +207,7 @@ def test_refused_rounds_other_circumstances_and_an_early_end_are_said() -> None:
         is_decided=False,
     )
     text = explained(varied)
+    assert "Attainment at 2 sessions/s if the circumstances differ: 20 % less load 99.0%" in text, "not at the goodput"
     assert "20 % less load 99.0%; 20 % more load 95.0% (90.0% to 100.0%), not carried, because 4.0% of" in text
     assert "The search ended early, because it was interrupted." in explained(varied)
     decided = explained(replace(varied, is_decided=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planner.layout.costs import Costs
-from planner.layout.feedback import corrected
+from planner.layout.feedback import corrected, surprising
 from planner.layout.fluid import most_rate
 from planner.layout.layout import Layout
 
@@ -38,3 +38,13 @@ def test_the_programme_proposes_another_layout_when_its_first_one_disappoints() 
     second = most_rate(corrected(COSTS, {first[0]: 0.3 * first[1]}), 4)
     assert second is not None
     assert second[0] != first[0]
+
+
+def test_trials_of_one_rate_tell_something_only_where_they_contradict_the_bound() -> None:
+    low, high = sorted([SMALL, LARGE], key=COSTS.bound)
+    between = (COSTS.bound(low) + COSTS.bound(high)) / 2
+    assert surprising(COSTS, between, [high], [low]) == {}
+    assert surprising(COSTS, between, [low], [high]) == {low: between, high: between}
+    found = corrected(COSTS, surprising(COSTS, between, [low], []))
+    assert found.bound(low) == pytest.approx(between)
+    assert found.bound(high) == pytest.approx(COSTS.bound(high))

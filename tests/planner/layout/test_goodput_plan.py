@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
 from planner.layout.plan import Wishes
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
+from planner.layout.trials import Trials
 
 from .lab import CASE as LAB_CASE
 
@@ -166,6 +168,37 @@ def test_an_interrupt_of_the_last_comparison_keeps_the_order_of_the_long_trials(
     assert plan.rate <= carried[0]
     assert plan.layouts[0].goodput is not None
     assert plan.layouts[0].goodput.seeds == 3
+
+
+def test_the_variations_of_a_small_cluster_are_of_the_rate_that_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Trials(CASE, 1, MUCH) as trials:
+        planner = goodput_plan._Planner(CASE, Wishes(), trials)
+        planner._shown, planner._has_fewest = [Layout((), ((1, 2),))], True
+        monkeypatch.setattr(planner._appraiser, "carried", lambda *_: 2.2 * CASE.rate)
+        assert planner._rate_per_copy() == CASE.rate, "although half of the layout should do"
+        planner._wishes = Wishes(scale=4)
+        assert planner._rate_per_copy() == 2 * CASE.rate
+
+
+def test_after_an_interrupt_layouts_are_compared_by_the_seeds_that_all_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    lucky, better = Layout((), ((1, 1),)), Layout((), ((1, 2),))
+    goodputs = {lucky: [10.4], better: [10.5, 10.0, 9.5]}
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Trials(CASE, 1, MUCH) as trials:
+        planner = goodput_plan._Planner(CASE, Wishes(uses_all=True), trials)
+        monkeypatch.setattr(planner, "_rate_to_compare", lambda: 10.0)
+        monkeypatch.setattr(planner, "_finalists", lambda _: [lucky, better])
+        appraiser = planner._appraiser
+        monkeypatch.setattr(appraiser, "search_goodput", interrupted)
+        monkeypatch.setattr(appraiser, "seeds", lambda layout: len(goodputs[layout]))
+        monkeypatch.setattr(appraiser, "carried", lambda layout, seeds=None: fmean(goodputs[layout][:seeds]))
+        monkeypatch.setattr(appraiser, "is_separate", lambda *_: False)
+        with pytest.raises(KeyboardInterrupt):
+            planner._compare()
+    assert planner._shown == [better, lucky]
 
 
 @pytest.mark.slow

@@ -122,6 +122,29 @@ def test_what_trials_show_is_fed_back_into_the_programme(monkeypatch: pytest.Mon
     assert second in search._most_carried
 
 
+def test_where_the_fewest_gpus_are_wanted_the_programme_learns_from_layouts_that_fail_and_that_carry_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Costs] = []
+
+    def proposed(costs: Costs, _: int) -> list[Layout]:
+        asked.append(costs)
+        return []
+
+    monkeypatch.setattr(search_module, "proposals", proposed)
+    search = Search(CASE, cast(Trials, None))
+    single, double = Layout((), ((1, 1),)), Layout((), ((2, 1),))
+    search._proposed(3)
+    assert asked == [search.expected, search.costs], "nothing is known"
+    search.failed, search.carrying = [double], [single]
+    search.case = replace(CASE, rate=search.expected.bound(double) * 0.9)
+    assert search.expected.bound(single) < search.case.rate
+    search._proposed(3)
+    assert asked[2].bound(double) == pytest.approx(search.case.rate)
+    assert asked[2].bound(single) == pytest.approx(search.case.rate)
+    assert asked[3] == search.costs
+
+
 class BoundBySessions(MadeAtOnce):
     """Trials in which sessions end too late where the rate is too high. Better layouts meet fewer rounds' targets."""
 
@@ -186,3 +209,40 @@ def test_the_rate_is_raised_above_the_fluid_bound_because_layouts_carry_more() -
     search.most()
     assert search.best[0] == best
     assert search.carried_rate > search.costs.bound(best)
+
+
+class CloseTrials(BoundBySessions):
+    """Trials of a layout with these shares of sessions in time, by seed. All of its rounds are met."""
+
+    def __init__(self, in_time: list[float]) -> None:
+        super().__init__()
+        self.in_time = in_time
+
+    def trials(self, tasks: list[TrialTask]) -> list[Trial]:
+        for task in tasks:
+            in_time = self.in_time[task.seed] if task.horizon is horizons()[1] else 1.0
+            self.made[task] = Trial(1.0, 0.0, 0.0, in_time)
+        return [self.made[task] for task in tasks]
+
+
+@pytest.mark.parametrize(
+    ("in_time", "made", "carries"),
+    [
+        ([0.99, 0.0, 0.0], 1, True),
+        ([0.95, 1.0, 1.0], 1, False),
+        ([0.98, 1.0, 1.0], 3, True),
+        ([0.98, 1.0, 0.98], 3, False),
+        ([0.98, 0.97, 1.0], 2, False),
+    ],
+)
+def test_further_seeds_are_tried_only_while_they_can_change_the_answer(
+    in_time: list[float], made: int, carries: bool
+) -> None:
+    trials = CloseTrials(in_time)
+    search = Search(replace(CASE, rate=2.0), cast(Trials, trials))
+    layout = Layout((), ((1, 1),))
+    search._try([layout])
+    assert (layout in search.carrying) == carries
+    assert (layout in search.failed) != carries
+    assert (layout in search._close) == (not carries and in_time[0] > 0.96)
+    assert sum(task.horizon is horizons()[1] for task in trials.made) == made

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from planner.layout.appraisal import Appraiser
 from planner.layout.layout import Layout
-from planner.layout.race import _STAGES, _ordered, contenders, race, ranking
+from planner.layout.race import _STAGES, _ordered, contenders, race, ranking, tied
 from planner.layout.trial import TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
@@ -61,13 +61,14 @@ def raced(trials: Limited) -> tuple[list[Layout], list[Layout]]:
     layouts = list(trials.limits)
     appraiser.search_goodput(layouts, 3, 10.0)
     race(appraiser, layouts)
-    return ranking(appraiser, layouts)
+    ranked = ranking(appraiser, layouts)
+    return ranked, tied(appraiser, ranked[0], ranked)
 
 
 def test_layouts_that_are_clearly_apart_get_no_further_seeds() -> None:
     trials = Limited(dict(zip(LAYOUTS, (10.0, 13.0, 8.0), strict=False)))
-    ranked, tied = raced(trials)
-    assert (ranked[0], tied) == (LAYOUTS[1], [])
+    ranked, equal = raced(trials)
+    assert (ranked[0], equal) == (LAYOUTS[1], [])
     assert all(trials.seeds_of(layout) == {0, 1, 2} for layout in trials.limits)
 
 
@@ -87,9 +88,9 @@ def test_a_race_that_is_stopped_leaves_what_is_known_with_the_seeds_that_all_hav
         race(appraiser, LAYOUTS[:2])
     assert [appraiser.seeds(layout) for layout in LAYOUTS[:2]] == [6, 3]
     assert appraiser.goodput(LAYOUTS[1]) == before[LAYOUTS[1]]
-    ranked, tied = ranking(appraiser, LAYOUTS[:2])
+    ranked = ranking(appraiser, LAYOUTS[:2])
     assert ranked == sorted(LAYOUTS[:2], key=lambda layout: -appraiser.carried(layout, 3))
-    assert tied == ranked[1:]
+    assert tied(appraiser, ranked[0], ranked) == ranked[1:]
 
 
 @given(
@@ -114,15 +115,36 @@ def test_the_best_is_always_in_the_race() -> None:
 
 
 def test_layouts_that_no_number_of_seeds_tells_apart_are_tied() -> None:
-    ranked, tied = raced(Limited(dict(zip(LAYOUTS, (10.0, 10.0), strict=False)), 0.05))
-    assert tied == ranked[1:]
+    ranked, equal = raced(Limited(dict(zip(LAYOUTS, (10.0, 10.0), strict=False)), 0.05))
+    assert equal == ranked[1:]
+
+
+def test_layouts_are_tied_with_the_one_that_is_shown_first_whatever_their_order_by_fewer_seeds() -> None:
+    clearly_less, best = LAYOUTS[:2]
+    trials = Limited({clearly_less: 8.0, best: 10.0})
+    appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
+    appraiser.search_goodput([clearly_less, best], 3, 10.0)
+    assert tied(appraiser, best, [clearly_less, best]) == []
+    assert tied(appraiser, clearly_less, [clearly_less, best]) == [best], "it carries no less"
+
+
+def test_what_was_told_apart_stays_so_when_the_winner_is_searched_again() -> None:
+    trials = Limited(dict(zip(LAYOUTS, (10.0, 10.35), strict=False)))
+    appraiser = Appraiser(CASE, cast(Trials, trials), 0.0)
+    appraiser.search_goodput(LAYOUTS[:2], 3, 10.0)
+    race(appraiser, LAYOUTS[:2])
+    winner, other = ranking(appraiser, LAYOUTS[:2])
+    assert appraiser.is_separate(winner, other)
+    appraiser.search_goodput([winner], 3, 10.0)
+    assert appraiser.precision(winner) < 1.05
+    assert tied(appraiser, winner, [winner, other]) == []
 
 
 @pytest.mark.parametrize("limit", [1e-9, 1e9])
 def test_nothing_is_tied_where_no_rate_is_carried_or_none_is_too_high(limit: float) -> None:
-    ranked, tied = raced(Limited(dict.fromkeys(LAYOUTS[:2], limit)))
+    ranked, equal = raced(Limited(dict.fromkeys(LAYOUTS[:2], limit)))
     assert len(ranked) == 2
-    assert not tied
+    assert not equal
 
 
 @pytest.mark.parametrize("apart", [1.02, 1.3])

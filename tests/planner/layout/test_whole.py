@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 
 import pytest
 
 from planner.layout import whole
+from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied
 from planner.layout.case import PlanCase
+from planner.layout.demand import Demand
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
-from planner.layout.plan import Wishes
+from planner.layout.layout import Layout
+from planner.layout.plan import GoodputPlan, Wishes
 from planner.layout.trial import Trial, TrialTask
 from planner.layout.whole import scale_of
 
@@ -48,7 +51,7 @@ def test_a_large_cluster_is_planned_in_parts_and_has_figures_of_several_seeds(mo
     for rate in (case.rate, 0.0):
         plan = make_goodput_plan(replace(case, rate=rate), Wishes(uses_all=True, jobs=1, budget_s=MUCH))
         assert plan.scale == 2
-        (checked,) = plan.layouts
+        checked, *_ = plan.layouts
         assert checked.layout.gpus == 2
         assert checked.attainment.seeds == 3
         assert checked.simulated["rounds"] > 0
@@ -68,13 +71,14 @@ def test_a_large_cluster_that_does_not_carry_what_its_part_does_is_enlarged(monk
     case = replace(CASE, rate=150.0, gpus=8)
     wholes = failing_up_to(6, monkeypatch)
     plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
-    assert plan.scale == plan.copies == 3
-    assert plan.enlarged == 1
+    assert plan.scale == 3
+    assert plan.copies > 3
+    assert plan.is_enlarged
     assert plan.carries
     assert not plan.variations, "they would be those of fewer copies"
-    assert max(wholes) == plan.layouts[0].layout.gpus == 7
-    assert plan.layouts[0].goodput_is_least
-    assert "each kind of replica got more." in " ".join(sentences(plan, case, {}))
+    assert plan.layouts[0].layout.gpus == 7
+    assert wholes.count(7) >= 3
+    assert "fewer would do, but they did not in simulations of the whole" in " ".join(sentences(plan, case, {}))
 
 
 def failing_up_to(gpus: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -175,3 +179,87 @@ def test_a_large_cluster_that_cannot_carry_the_rate_shows_what_it_carries(monkey
     assert found is not None
     assert 0 < found.mean <= 120.0
     assert "found by such short checks too" in " ".join(sentences(plan, case, {}))
+
+
+ALTERNATIVES = Layout(((1, 1),), ((1, 1),)), Layout((), ((1, 2),))
+
+
+def planned_with(
+    goodputs: dict[Layout, float], monkeypatch: pytest.MonkeyPatch, *, wholes_fail: Callable[[Layout], bool]
+) -> GoodputPlan:
+    """A plan of 120 sessions/s on 12 GPUs, of whose quarter the best layouts and their goodputs are given."""
+    first, *others = goodputs
+    case = replace(CASE, rate=120.0, gpus=12)
+
+    def figures(layout: Layout) -> Appraised:
+        trial = Trial(0.95, 0.05, 0.0, 1.0, most=0.95)
+        figure = Figure(goodputs[layout], goodputs[layout], goodputs[layout], 3)
+        return Appraised(layout, Figure(0.95, None, None, 1), True, figure, [(30.0, trial)], {"rounds": 5})
+
+    def run(task: TrialTask, _case: PlanCase, _end_s: float = inf) -> Trial:
+        met = 0.5 if wholes_fail(task.layout) else 0.97
+        return Trial(met, 1 - met, 0.0, 1.0, True, {"rounds": 20, "sessions": 9, "seed": task.seed}, most=met)
+
+    monkeypatch.setattr(TrialTask, "run", run)
+    part = GoodputPlan(
+        [figures(layout) for layout in (first, *others)],
+        30.0,
+        case.attainment,
+        Demand(1.0, 1.0, 1.0),
+        [Varied(VARIATIONS[0], Figure(0.9, None, None, 1), True, 1.0)],
+        None,
+        "",
+        10,
+        has_fewest_gpus=True,
+    )
+    return whole.whole_plan(case, part, 4, Wishes(jobs=1, budget_s=MUCH), inf)
+
+
+def test_alternatives_of_a_large_cluster_have_as_many_copies_as_carry_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    split, colocated = ALTERNATIVES
+    plan = planned_with({split: 40.0, colocated: 24.0}, monkeypatch, wholes_fail=lambda _: False)
+    best, other = plan.layouts
+    assert (best.layout, plan.copies) == (Layout(((1, 3),), ((1, 3),)), 3.0)
+    assert best.attainment.seeds == 3
+    assert plan.variations
+    assert other.layout == Layout((), ((1, 10),)), "5 copies, more than the scale"
+    assert other.attainment == Figure(0.97, None, None, 1)
+    assert other.carries_rate
+    assert other.goodput is not None
+    assert other.goodput.mean == pytest.approx(120.0)
+    assert [rate for rate, _ in other.curve] == [120.0, 150.0], "the rates of the part, and the whole's own"
+
+
+def test_an_alternative_that_needs_fewer_gpus_in_simulations_of_the_whole_becomes_the_best_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    split, colocated = ALTERNATIVES
+    plan = planned_with({split: 40.0, colocated: 39.0}, monkeypatch, wholes_fail=lambda each: each.prefill != ())
+    best, *_ = plan.layouts
+    assert best.layout == Layout((), ((1, 7),))
+    assert best.attainment.seeds == 3
+    assert plan.carries
+    assert not plan.variations, "they are those of the other layout"
+
+
+def test_fewer_gpus_are_no_reason_where_no_layout_carries_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    split, colocated = Layout(((1, 2),), ((1, 1),)), ALTERNATIVES[1]
+    plan = planned_with({split: 40.0, colocated: 40.0}, monkeypatch, wholes_fail=lambda _: True)
+    best, other = plan.layouts
+    assert best.layout.prefill
+    assert not other.layout.prefill
+    assert not plan.carries
+    assert best.layout.gpus > other.layout.gpus
+
+
+def test_a_check_that_is_stopped_keeps_the_alternatives_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(layout: Layout) -> bool:
+        if not layout.prefill:
+            raise KeyboardInterrupt
+        return False
+
+    split, colocated = ALTERNATIVES
+    plan = planned_with({split: 40.0, colocated: 39.0}, monkeypatch, wholes_fail=stopped)
+    assert [each.layout for each in plan.layouts] == [Layout(((1, 3),), ((1, 3),))]
+    assert plan.is_checked
+    assert plan.stopped == "it was interrupted"
