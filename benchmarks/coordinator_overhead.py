@@ -36,6 +36,7 @@ from typing import Any
 import httpx
 
 from ampd.cli.serve.checks import claim_port
+from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.cli.serve.ready import Expected, wait_until_ready
@@ -135,9 +136,8 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
         specs.append(ProcessSpec(f"coordinator-{name}", python_module("router", [*flags, *shared]), of_graph))
     namespaces = {name: _graph(options.stream_tokens[0]) if name == _STATUS else name for name in ports}
     for name, port in ports.items():
-        flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--namespace", namespaces[name]]
-        module = "router.status_relay" if name == _STATUS else "dynamo.frontend"
-        specs.append(ProcessSpec(f"frontend-{name}", python_module(module, flags), env))
+        frontend = Frontend("127.0.0.1", port, namespaces[name], status_relay=name == _STATUS)
+        specs.append(frontend.process(f"frontend-{name}", env))
     for spec in specs:
         supervisor.start(spec)
     urls = {name: f"http://127.0.0.1:{port}" for name, port in ports.items()}

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -19,11 +18,12 @@ from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.body_limit import VARIABLE as BODY_LIMIT_MB
 from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.checks import check_watches
+from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.metrics import free_ports
+from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.errors import UserError
 from ampd.fork_server import ForkedProcess, ForkServer
 from ampd.state.connect import open_store
@@ -46,7 +46,6 @@ _MODULES = {
     "prefill": "benchmarks.faults.worker",
     "decode": "benchmarks.faults.worker",
     "coordinator": "benchmarks.faults.coordinator",
-    "frontend": "dynamo.frontend",
 }
 _READY = {
     "prefill": "prefill worker ",
@@ -168,6 +167,15 @@ class Member:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
+    def children(self) -> list[int]:
+        """The processes that it has started: of a frontend, which is the status relay, Dynamo's own frontend.
+
+        Raises:
+            OSError: it has ended.
+        """
+        pid = self.process.pid
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def read_log(self) -> list[dict[str, Any]]:
         """All lines so far that are JSON objects."""
         with self.log.open("rb") as file:
@@ -243,33 +251,26 @@ class LiveGraph:
         """Start a process; it is not ready yet.
 
         Args:
-            model: its folder, if it is not the usual one. flags: beside the usual ones.
+            model: its folder, if it is not the usual one. flags: of a worker or a coordinator, beside the usual ones.
         """
         model = model or (self.worker_model if kind in WORKER_KINDS else self.model)
         name = f"{kind}-{next(self._numbers)}"
         control = self.folder / f"{name}.sock"
         port = free_ports("127.0.0.1", 1)[0] if kind == "frontend" else 0
-        argv = [sys.executable, "-m", _MODULES[kind], *self._flags(kind, port, model), *flags]
-        environment = {**os.environ, **self._environment, SOCKET_VARIABLE: str(control)}
+        environment = {**self._environment, SOCKET_VARIABLE: str(control)}
         if kind == "frontend":
-            environment[BODY_LIMIT_MB] = str(body_limit_mb(TinyModel().max_context_tokens))
+            limit_mb = body_limit_mb(TinyModel().max_context_tokens)
+            frontend = Frontend("127.0.0.1", port, self.namespace, session_ttl_s=60.0, body_limit_mb=limit_mb)
+            spec = frontend.process(name, environment)
+        else:
+            spec = ProcessSpec(name, python_module(_MODULES[kind], [*self._flags(kind, model), *flags]), environment)
         log = self.folder / f"{name}.log"
-        member = Member(name, kind, self._server.start(argv, environment, log), log, control, model, port)
+        process = self._server.start(spec.argv, spec.environment(os.environ), log)
+        member = Member(name, kind, process, log, control, model, port)
         self.members.append(member)
         return member
 
-    def _flags(self, kind: str, port: int, model: Path) -> list[str]:
-        if kind == "frontend":
-            flags = ["--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "round-robin"]
-            return [
-                *flags,
-                "--namespace",
-                self.namespace,
-                "--router-session-affinity-ttl-secs",
-                "60",
-                "--migration-limit",
-                "1",
-            ]
+    def _flags(self, kind: str, model: Path) -> list[str]:
         shared = ["--dyn-namespace", self.namespace, "--state-url", self.proxy.url, "--lease-s", str(LEASE_S)]
         shared += ["--perf", str(self._perf), "--grace-s", "0.3", "--model", str(model)]
         if kind == "coordinator":
@@ -434,7 +435,8 @@ async def _answers(url: str) -> bool:
     """Whether a frontend knows the model."""
     async with httpx.AsyncClient(base_url=url, timeout=5) as client:
         with suppress(httpx.HTTPError):
-            return bool((await client.get("/v1/models")).json()["data"])
+            # Before the frontend behind it serves, the status relay answers with an error.
+            return bool((await client.get("/v1/models")).json().get("data"))
     return False
 
 

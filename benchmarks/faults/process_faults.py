@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from benchmarks.faults.aims import DEATH_AIM_S, STOPPED_S, WOKEN_AIM_S, hung_for_s, hung_worker_aim_s
@@ -26,6 +28,20 @@ def _signals(kind: str, number: signal.Signals) -> Action:
 def _kills(kind: str) -> Action:
     async def act(scene: Scene) -> None:
         scene.to_end(kind).signal(signal.SIGKILL)
+
+    return act
+
+
+def _signals_behind_relay(number: signal.Signals) -> Action:
+    """Signal Dynamo's frontend, and not the status relay that stands before it."""
+
+    async def act(scene: Scene) -> None:
+        kept = scene.kept
+        if number != signal.SIGCONT:
+            kept["behind"] = scene.to_end("frontend").children()
+        for pid in kept["behind"]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     return act
 
@@ -98,6 +114,22 @@ PROCESS_FAULTS = [
         )
         for kind in KINDS
         if kind not in WORKER_KINDS
+    ),
+    Fault(
+        "kill-behind-relay",
+        _GROUP,
+        "SIGKILL of Dynamo's frontend behind the status relay of the round",
+        _signals_behind_relay(signal.SIGKILL),
+        aim_s=DEATH_AIM_S,
+    ),
+    Fault(
+        "stop-behind-relay",
+        _GROUP,
+        f"SIGSTOP of Dynamo's frontend behind the status relay of the round, SIGCONT after {STOPPED_S:g} s",
+        _signals_behind_relay(signal.SIGSTOP),
+        _signals_behind_relay(signal.SIGCONT),
+        holds_s=STOPPED_S,
+        aim_s=WOKEN_AIM_S,
     ),
     Fault(
         "rolling-restart",

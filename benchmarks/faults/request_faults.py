@@ -19,6 +19,7 @@ from benchmarks.faults.tokens import random_prompt
 from tests.harness.graph import HELLO, chat, completion, session
 
 _GROUP = "Clients"
+_COMPLETIONS, _CHATS = "/v1/completions", "/v1/chat/completions"
 
 COORDINATOR_FAILED = "a round failed in the coordinator"
 """The log line of a coordinator about an exception that it did not expect."""
@@ -61,7 +62,7 @@ POISON: dict[str, dict[str, Any]] = {
     **{name: {"prompt": "x" * size} for name, size in TOO_LARGE.items()},
     "many choices": {"prompt": [30] * 300, "n": 128},
 }
-"""As completions, of which Dynamo's frontend turns each error of a coordinator into status 500."""
+"""As completions. Dynamo's frontend hides why one was refused, so that the status relay asks a second time."""
 
 POISON_CHATS: dict[str, dict[str, Any]] = {
     "a target that is no number": {"nvext": {"annotations": ["ttft_target:soon"]}},
@@ -125,19 +126,21 @@ async def _send_poison(scene: Scene) -> None:
     async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=_POISON_S, limits=lone) as http:
         for name, options in POISON.items():
             body = {**completion([30] * 20, max_tokens=2), **options}
-            scene.complaints += await complaints_of(http, name, "/v1/completions", body)
+            scene.complaints += await complaints_of(http, name, _COMPLETIONS, body)
         chats = [(name, {**chat(HELLO, max_tokens=2), **options}, {}) for name, options in POISON_CHATS.items()]
         chats.append(("a long session id", chat(HELLO, max_tokens=2), session(LONG_SESSION_ID)))
         for name, body, headers in chats:
-            scene.complaints += await complaints_of(http, name, "/v1/chat/completions", body, headers)
+            scene.complaints += await complaints_of(http, name, _CHATS, body, headers)
 
 
 _HIDDEN = {
-    "/v1/completions": "Failed to fold completions stream",
-    "/v1/chat/completions": "Failed to parse chat completion response",
+    _COMPLETIONS: "Failed to fold completions stream",
+    _CHATS: "Failed to parse chat completion response",
 }
-"""What Dynamo's frontend answers with status 500, whatever the coordinator's status was. Of a chat it does so if the
-output had begun, as it has where a grammar is given up."""
+"""What Dynamo's frontend answers with status 500, whatever the coordinator's status was.
+
+Of a completion the status relay asks for the reason, so that no client sees this. Of a chat the frontend answers so if
+the output had begun, as it has where a grammar is given up."""
 
 
 async def complaints_of(
@@ -151,8 +154,8 @@ async def complaints_of(
         return [] if name in TOO_LARGE else [f"{name}: {error!r}"]
     except httpx.HTTPError as error:
         return [f"{name}: {error!r}"]
-    is_hidden = _HIDDEN[path] in reply.text
-    is_refusal = bool(reply.text) and (not reply.is_server_error or is_hidden)
+    is_begun_chat = path == _CHATS and _HIDDEN[_CHATS] in reply.text
+    is_refusal = bool(reply.text) and (not reply.is_server_error or is_begun_chat)
     return [] if is_refusal else [f"{name}: {reply.status_code} {reply.text}"]
 
 
@@ -172,6 +175,9 @@ def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[s
 
 ENGINE_STARTS_AGAIN = "the engine starts again"
 """Part of a worker's log line about an engine that was lost (`workers.engines.supervised`)."""
+
+_DEADLY_STATUSES = (httpx.codes.INTERNAL_SERVER_ERROR, httpx.codes.SERVICE_UNAVAILABLE)
+"""Of a request under which workers died; the second one if other rounds shared the workers, and may be to blame."""
 
 _MOST_DEATHS = 2
 """A request under which a worker died is tried at one other worker."""
@@ -195,7 +201,7 @@ async def _send_deadly(scene: Scene, alive: Sequence[Member]) -> None:
     number = 0
     for _ in range(_DEADLY_SENDINGS + _MOST_REFUSALS):
         async with httpx.AsyncClient(base_url=scene.client.next_url(), timeout=scene.client.bound_s) as http:
-            reply = await http.post("/v1/completions", json=body)
+            reply = await http.post(_COMPLETIONS, json=body)
         if deaths := deaths_of(alive):
             number += 1
             scene.complaints += deadly_complaints(number, reply, deaths)
@@ -215,7 +221,7 @@ def deaths_of(workers: Sequence[Member]) -> int:
 def deadly_complaints(sending: int, reply: httpx.Response, deaths: int) -> list[str]:
     """What is wrong with the answer to a request that ends workers, or with the number of deaths under it."""
     found = []
-    if reply.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
+    if reply.status_code not in _DEADLY_STATUSES or _HIDDEN[_COMPLETIONS] in reply.text:
         found.append(f"the deadly request got {reply.status_code} at sending {sending}: {reply.text}")
     if deaths > _MOST_DEATHS:
         found.append(f"the deadly request has ended {deaths} workers after sending {sending}")

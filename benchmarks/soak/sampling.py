@@ -26,7 +26,15 @@ _ANSWER_S = 2.0
 _NOT_NUMBERS = ("struck", "connected", "workers", "tasks", "rss_bytes", "descriptors", "engine processes")
 _KIB = 1024
 
-_PER_WORKER = ("sockets", "descriptors", "connections", "keys worker", "keys queue")
+_BEHIND_RELAY = "Dynamo's "
+"""Beginning of the names of a frontend's figures that are not of the status relay, but of the process behind it."""
+
+_PER_WORKER = (
+    *(f"{part}{figure}" for part in ("", _BEHIND_RELAY) for figure in ("sockets", "descriptors")),
+    "connections",
+    "keys worker",
+    "keys queue",
+)
 """Figures that follow the number of processes, which churn changes. They have another name then."""
 
 NIXL_PEERS_BEYOND = "NIXL peers beyond the workers"
@@ -94,11 +102,13 @@ class Sampler:
     async def _sample(self, member: Member) -> None:
         with suppress(OSError):  # it has ended meanwhile
             figures: dict[str, float] = dict(process_figures(member.process.pid))
-            if member.kind != "frontend":
+            if member.kind == "frontend":
+                figures |= _sums(_BEHIND_RELAY, member.children())
+            else:
                 with suppress(OSError, TimeoutError, ValueError):
                     async with asyncio.timeout(_ANSWER_S):
                         view = await member.ask(op="debug")
-                        figures |= _inner(view) | _engine_figures(view.get("engine processes", ()))
+                        figures |= _inner(view) | _sums("engine ", view.get("engine processes", ()))
             self._add(member.name, figures)
 
     async def _sample_redis(self) -> None:
@@ -164,13 +174,13 @@ def process_figures(pid: int) -> dict[str, float]:
     }
 
 
-def _engine_figures(pids: Collection[int]) -> dict[str, float]:
-    """The sums over the processes of a worker's engine; one that starts again meanwhile has none."""
+def _sums(prefix: str, pids: Collection[int]) -> dict[str, float]:
+    """The sums over processes; if one has ended meanwhile, as of an engine that starts again, there are none."""
     sums: Counter[str] = Counter()
     with suppress(OSError):
         for pid in pids:
             sums.update(process_figures(pid))
-        return {f"engine {figure}": value for figure, value in sums.items() if figure not in NOT_JUDGED}
+        return {f"{prefix}{figure}": value for figure, value in sums.items() if figure not in NOT_JUDGED}
     return {}
 
 

@@ -148,8 +148,8 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_SKIP_SGLANG_LOG_FORMATTING",),
         "Dynamo",
-        "`1`, set by `ampd serve` for the frontend: it writes no temporary file with SGLang's logging configuration. "
-        "Workers need that configuration, and keep it in memory.",
+        "`1`, set by `ampd serve` and in the manifests for the frontend: it writes no temporary file with SGLang's "
+        "logging configuration. Workers need that configuration, and keep it in memory.",
         _DYNAMO_LOGS,
     ),
     Variable(

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from ampd.wire import Refused
+from ampd.wire import RELAY_QUESTION, Refused
 from router.status_relay.second_question import MESSAGES, PATIENCE_S, error_message
 
 COMPLETIONS = "/v1/completions"
@@ -31,7 +31,7 @@ _PREFIX = "prompt is too long: "
 _LEVELS = 8
 """More than a text in the result of a tool has above it."""
 
-_UNUSABLE = "ttft_target:asked-by-the-status-relay"
+_UNUSABLE = f"ttft_target:{RELAY_QUESTION}"
 
 
 def may_be_too_long(path: str, status: int, body: bytes) -> bool:

@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.graph import FRONTEND_ENVIRONMENT, dynamo_environment
+from ampd.cli.serve.frontend import Frontend
+from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.metrics import free_ports
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.fork_server import ForkServer
@@ -146,8 +147,7 @@ class Graph:
 
     def _start(self, kind: str, module: str, *flags: str) -> str:
         name = f"{kind}-{next(self.numbers)}"
-        more = {} if module in ("router", "workers") else FRONTEND_ENVIRONMENT
-        self.supervisor.start(ProcessSpec(name, python_module(module, flags), {**self.environment, **more}))
+        self.supervisor.start(ProcessSpec(name, python_module(module, flags), self.environment))
         return name
 
     def start_worker(self, role: str, perf: Path, *flags: str, module: str = "tests.harness.scripted_worker") -> str:
@@ -189,14 +189,18 @@ class Graph:
         return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)
 
     def start_frontend(self, *flags: str) -> str:
-        usual = ["--http-host", "127.0.0.1", "--http-port", str(self.port), "--router-mode", "round-robin"]
-        return self._start("frontend", "dynamo.frontend", *usual, "--namespace", self.namespace, *flags)
+        """A frontend without the status relay, whose own answers are looked at."""
+        name = f"frontend-{next(self.numbers)}"
+        frontend = Frontend("127.0.0.1", self.port, self.namespace, status_relay=False)
+        spec = frontend.process(name, self.environment)
+        self.supervisor.start(replace(spec, argv=(*spec.argv, *flags)))
+        return name
 
     def start_status_relay(self) -> str:
         """Another frontend, behind the status relay; returns its URL."""
         (port,) = free_ports("127.0.0.1", 1)
-        usual = ["--http-host", "127.0.0.1", "--http-port", str(port), "--router-mode", "round-robin"]
-        self._start("relay", "router.status_relay", *usual, "--namespace", self.namespace)
+        frontend = Frontend("127.0.0.1", port, self.namespace)
+        self.supervisor.start(frontend.process(f"relay-{next(self.numbers)}", self.environment))
         return f"http://127.0.0.1:{port}"
 
     def pid(self, name: str) -> int:

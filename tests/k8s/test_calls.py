@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ampd.cli.serve.frontend import FRONTEND_ENVIRONMENT
 from tests.k8s.pods import COMPONENT, INSTANCE, Pod, environment, pods, selects
 from tests.k8s.rendering import ALL, GRAPHS, for_each, named, needs_kubectl, rendered
 
@@ -165,7 +166,8 @@ def test_frontends_take_no_administration_and_no_endless_bodies(name: str) -> No
     documents = rendered(name)
     (frontend,) = (pod for pod in pods(documents) if pod.name == "frontend")
     variables = environment(frontend, frontend.main, documents)
-    assert variables["DYN_DISABLE_FRONTEND_ADMIN_API"] == "1"
+    assert FRONTEND_ENVIRONMENT["DYN_DISABLE_FRONTEND_ADMIN_API"] == "1"
+    assert variables.items() >= FRONTEND_ENVIRONMENT.items(), "as `ampd serve` starts its frontend"
     assert 1 <= int(variables["DYN_HTTP_BODY_LIMIT_MB"]) <= 8
 
 

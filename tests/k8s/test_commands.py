@@ -196,7 +196,8 @@ def _dynamo_parts() -> tuple[bytes, ...]:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parents[1]
-    files = [*package.glob("*.so"), *(package / "frontend").glob("*.py"), *(package / "common").rglob("*.py")]
+    files = [*package.glob("*.so"), *(package / "common").rglob("*.py")]
+    files += [file for part in ("frontend", "runtime") for file in (package / part).glob("*.py")]
     return tuple(file.read_bytes() for file in files)
 
 

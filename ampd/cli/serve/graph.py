@@ -9,6 +9,7 @@ from itertools import chain, repeat
 from pathlib import Path
 
 from ampd.call_signatures import LOOPBACK
+from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.metrics import system_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import ServeSettings
@@ -19,11 +20,6 @@ from ampd.wire import METADATA_PREFIX
 
 FRONTEND = "frontend"
 COORDINATOR = "coordinator"
-FRONTEND_ENVIRONMENT = {
-    "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
-    # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
-    "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +67,7 @@ def graph_processes(settings: ServeSettings, site: GraphSite) -> list[ProcessSpe
         ProcessSpec(f"{COORDINATOR}-{index}", _coordinator_argv(settings, site), {**environment(), **state})
         for index in range(settings.coordinators)
     ]
-    frontend = {
-        **FRONTEND_ENVIRONMENT,
-        "DYN_HTTP_BODY_LIMIT_MB": str(site.body_limit_mb),
-        **environment(),
-    }
-    return [*specs, ProcessSpec(FRONTEND, _frontend_argv(settings, site), frontend, hides=PREFIX)]
+    return [*specs, _frontend(settings, site).process(FRONTEND, environment())]
 
 
 def dynamo_environment(discovery_dir: Path) -> dict[str, str]:
@@ -123,12 +114,12 @@ def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ..
     return python_module("router", [*flags, *_shared_flags(settings), *shlex.split(settings.router_args)])
 
 
-def _frontend_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
-    flags = ["--http-host", settings.host, "--http-port", str(site.port), "--router-mode", "round-robin"]
-    flags += ["--namespace", settings.namespace]
-    if settings.coordinators > 1:
-        # A replica remembers its sessions' contexts. Any replica can serve any round; affinity only saves a KV query.
-        flags += ["--router-session-affinity-ttl-secs", str(int(settings.session_ttl_s))]
-        # A round whose coordinator dies goes on at another one, but only once, so that no request ends them all.
-        flags += ["--migration-limit", "1"]
-    return python_module("router.status_relay" if settings.status_relay else "dynamo.frontend", flags)
+def _frontend(settings: ServeSettings, site: GraphSite) -> Frontend:
+    return Frontend(
+        settings.host,
+        site.port,
+        settings.namespace,
+        session_ttl_s=settings.session_ttl_s if settings.coordinators > 1 else None,
+        body_limit_mb=site.body_limit_mb,
+        status_relay=settings.status_relay,
+    )

@@ -43,7 +43,7 @@ def test_coordinators_log_this_line() -> None:
         ("a", CHATS, httpx.Response(400), False),
         ("a", CHATS, httpx.Response(500, text="no"), False),
         ("a", CHATS, FOLDED, False),
-        ("a", COMPLETIONS, FOLDED, True),
+        ("a", COMPLETIONS, FOLDED, False),
         ("a", CHATS, UNPARSED, True),
         ("a", COMPLETIONS, UNPARSED, False),
         ("a", CHATS, httpx.ReadError("closed"), False),
@@ -81,6 +81,8 @@ def test_deaths_are_workers_that_ended_and_engines_that_start_again() -> None:
 
 def test_a_deadly_request_ends_two_workers_at_most_however_often_it_is_sent() -> None:
     refused, served = httpx.Response(500, text="no"), httpx.Response(200, text="yes")
-    assert deadly_complaints(1, refused, 2) == deadly_complaints(5, refused, 2) == []
+    shared = httpx.Response(503, text="perhaps others")
+    assert deadly_complaints(1, refused, 2) == deadly_complaints(5, refused, 2) == deadly_complaints(2, shared, 2) == []
     assert deadly_complaints(2, refused, 3) == ["the deadly request has ended 3 workers after sending 2"]
     assert deadly_complaints(2, served, 2) == ["the deadly request got 200 at sending 2: yes"]
+    assert len(deadly_complaints(2, FOLDED, 2)) == 1, "the relay asks for the reason"

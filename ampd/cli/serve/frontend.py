@@ -1,0 +1,56 @@
+"""A graph's frontend: its command line and its environment, wherever one is started on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ampd.cli.serve.body_limit import VARIABLE as BODY_LIMIT_MB
+from ampd.cli.serve.processes import ProcessSpec, python_module
+from ampd.settings import PREFIX
+
+FRONTEND_ENVIRONMENT = {
+    "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+    # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
+    "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
+}
+"""Of every frontend, also of those in `k8s/base/graph.yaml`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """What a frontend must know.
+
+    Attributes:
+        host, port: where clients find it.
+        namespace: of the graph.
+        session_ttl_s: for how long a session stays at one of several coordinators; None: there is only one.
+        body_limit_mb: largest body of a request that it takes; None: as large as Dynamo allows.
+        status_relay: whether the relay stands before it, as it should.
+    """
+
+    host: str
+    port: int
+    namespace: str
+    session_ttl_s: float | None = None
+    body_limit_mb: int | None = None
+    status_relay: bool = True
+
+    def process(self, name: str, environment: Mapping[str, str]) -> ProcessSpec:
+        """The process to start. It inherits none of our variables, because some are secret.
+
+        Args:
+            environment: what all processes of the graph get.
+        """
+        limit = {} if self.body_limit_mb is None else {BODY_LIMIT_MB: str(self.body_limit_mb)}
+        return ProcessSpec(name, self._argv(), {**FRONTEND_ENVIRONMENT, **limit, **environment}, hides=PREFIX)
+
+    def _argv(self) -> tuple[str, ...]:
+        flags = ["--http-host", self.host, "--http-port", str(self.port), "--router-mode", "round-robin"]
+        flags += ["--namespace", self.namespace]
+        if self.session_ttl_s is not None:
+            # A replica remembers its sessions' contexts. Any replica can serve any round; affinity saves a KV query.
+            flags += ["--router-session-affinity-ttl-secs", str(int(self.session_ttl_s))]
+            # A round whose coordinator dies goes on at another one, but only once, so that no request ends them all.
+            flags += ["--migration-limit", "1"]
+        return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)
