@@ -66,6 +66,15 @@ class RoundEvents:
         self._windows.ttft.add(now_s - task.arrival_s, now_s)
         self._changes.changed()
 
+    def left_queue(self, progress: RoundProgress) -> None:
+        """The prefill is done or given up. Coordinators count it as waiting work until they hear this.
+
+        It does not wait for the round's end: a prefill that no published queue has listed would count all that time.
+        """
+        if not progress.has_left_queue:
+            progress.has_left_queue = True
+            self._changes.finished(progress.task.task_id)
+
     def handed_over(self, progress: RoundProgress) -> None:
         """A round whose first token came from elsewhere goes to the engine, to decode here."""
         itl_slo_s = progress.task.slo.itl_s
@@ -89,10 +98,10 @@ class RoundEvents:
         self._steps.decoded(last_chunk, self._clock() - progress.started_s)
 
     def ended(self, progress: RoundProgress, *, was_queued: bool) -> None:
-        """The round has left this worker, however it ended."""
+        """The round has left this worker, however it ended. `was_queued`: its prefill was sent to the queue here."""
         self._running.ended(progress.rid)
         if was_queued:
-            self._changes.finished(progress.task.task_id)
+            self.left_queue(progress)
         self._changes.changed()
 
     def kv_served(self, request: KvRequest, reply: KvReply) -> None:

@@ -39,6 +39,7 @@ class RoundProgress:
         reload_s: how long the engine copied from the store; 0: it copied nothing.
         sliced: the slices that were computed before the round's own call of the engine.
         last_token_s: when the last token of each choice came out here.
+        has_left_queue: its prefill was reported as done or given up.
     """
 
     rid: str
@@ -52,6 +53,7 @@ class RoundProgress:
     sliced: Sliced | None = None
     fetched: KvFetch = field(default_factory=KvFetch)
     last_token_s: dict[int, float] = field(default_factory=dict)
+    has_left_queue: bool = False
 
     @property
     def task(self) -> PrefillTask:

@@ -6,8 +6,8 @@ It knows nothing of Dynamo but the shape of its chunks.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, cast
 from uuid import uuid4
 
@@ -149,6 +149,7 @@ class RoundService:
                     if _max_tokens(request) != 0:
                         self._events.first_token(progress)
                     place.leave()
+                    self._events.left_queue(progress)
                     place = None
                 if output.token_ids:
                     self._events.tokens(progress, output.index, len(output.token_ids))
@@ -207,9 +208,14 @@ class RoundService:
         self._events.ended(progress, was_queued=was_queued)
         await self._engine.kv.unprotect(progress.rid)
 
-    def _place(self, progress: RoundProgress, source: str | None) -> AbstractContextManager[QueuePlace]:
+    @contextmanager
+    def _place(self, progress: RoundProgress, source: str | None) -> Iterator[QueuePlace]:
         self._events.queued(progress.task, source, len(self._queue))
-        return self._queue.place(progress.task, fetches=source is not None)
+        try:
+            with self._queue.place(progress.task, fetches=source is not None) as place:
+                yield place
+        finally:
+            self._events.left_queue(progress)
 
     async def _picked(self, place: QueuePlace, progress: RoundProgress) -> None:
         await place.picked()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
 from hashlib import sha256
 from pathlib import Path
@@ -50,6 +51,31 @@ async def test_a_round_that_begins_to_decode_is_published(
             assert report["decode_batch"] == 1
             assert report["decode_context_tokens"] > 40
         await publisher.retire()
+
+
+@pytest.mark.parametrize("kind", ["generate", "prefill"])
+async def test_a_prefill_leaves_the_queue_with_its_first_token(model_folder: Path, kind: str) -> None:
+    """Coordinators hear so once, while the round goes on, because no published queue may have listed the prefill."""
+    done: list[str] = []
+
+    class Store(MemoryStore):
+        async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
+            done.extend(task_ids)
+            await super().finish_tasks(worker_id, task_ids)
+
+    lab = Lab(model_folder, Times(step_s=0.02))
+    async with lab.engine("D") as engine:
+        parts = worker_parts("D", engine, lab.times, store=Store(), lease_s=300.0)
+        await parts.publisher.start()
+        call: Any = message(prompt_of(40), 3000, "s")
+        async with aclosing(getattr(parts.rounds, kind)(call)) as chunks:
+            await anext(chunks)
+            await until(lambda: done == ["s"])
+            assert parts.rounds.running == 1
+        await until(lambda: parts.rounds.running == 0)
+        assert parts.changes.finished_tasks() == []
+        await parts.publisher.retire()
+    assert done == ["s"]
 
 
 async def test_an_announcement_brings_the_kv_to_the_device(model_folder: Path) -> None:
