@@ -45,9 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slowest_first(items)
 
 
-def pytest_runtest_setup() -> None:
-    """Set the root logger back, because SGLang sets it to ERROR in a process that starts an engine."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Set the root logger back, because SGLang sets it to ERROR in a process that starts an engine.
+
+    Skip what needs a GPU where there is none. torch is asked only then, because it takes seconds to import.
+    """
     logging.getLogger().setLevel(logging.WARNING)
+    if item.get_closest_marker("gpu") and not pytest.importorskip("torch").cuda.is_available():
+        pytest.skip("no NVIDIA GPU")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,9 @@ import torch
 
 from workers.engines.sglang_plugin import ENGINE_FLAG
 
+DEVICE = os.environ.get("AMPD_TEST_DEVICE", "cpu")
+"""Where the engines of a pair compute: `cpu` or `cuda`."""
+
 _PRELOADED = (
     "tests.harness.ends_with_parent",
     "tests.harness.forked_engines",

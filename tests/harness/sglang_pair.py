@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -17,10 +18,12 @@ import pytest
 
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
+from tests.harness.forked_engines import DEVICE
 from tests.waiting import until
 from tests.workers.kv.store.store_lab import forget_all, session_ids
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang_settings import Device
 from workers.kv.exchange import KvFetch
 from workers.kv.store.directory import StoreDirectory
 from workers.kv.worker_process.nixl_transport import NixlTransport, Remote
@@ -35,8 +38,9 @@ def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
     """What each engine of the pair runs."""
     return SglangSettings(
         model=model,
-        dtype="float32",
-        device="cpu",
+        dtype=os.environ.get("AMPD_TEST_DTYPE", "float32"),
+        device=Device(DEVICE),
+        engine_args=os.environ.get("AMPD_TEST_ENGINE_ARGS", "{}"),
         max_total_tokens=POOL_TOKENS,
         mem_fraction=0.5,  # SGLang refuses to start where other programs take memory meanwhile
         kv_store_gib=STORE_GIB,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from ampd.tiny_model import make_tiny_model
-from tests.harness.forked_engines import forked_engines
+from tests.harness.forked_engines import DEVICE, forked_engines
 
 if TYPE_CHECKING:
     from tests.harness.sglang_pair import Pair
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def forked() -> Iterator[None]:
-    """SGLang's processes are forked from a server that has imported it."""
-    with forked_engines():
+    """SGLang's processes are forked from a server that has imported it; not on a GPU, because CUDA survives no fork."""
+    with nullcontext() if DEVICE == "cuda" else forked_engines():
         yield
 
 

@@ -24,25 +24,9 @@ from workers.kv.rank_process.rank_copies import RankCopies
 from workers.kv.rank_process.rank_link import RankLink, refuse
 from workers.kv.rank_process.sglang_fingerprint import engine_fingerprint
 from workers.kv.rank_process.sglang_pools import check_tried, engine_pools
+from workers.kv.rank_process.stream_writer import StreamWriter
 from workers.kv.restorable import restorable_lengths
 from workers.kv.store_memory import StoreMemory
-
-
-class StreamWriter:
-    """Copies pages into the store on a stream of its own, beside what the engine computes."""
-
-    def __init__(self, copies: RankCopies, *, on_gpu: bool) -> None:
-        self._copies = copies
-        self._stream = torch.cuda.Stream() if on_gpu else None
-
-    def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
-        """Returns when the copy has ended."""
-        if self._stream is None:
-            self._copies.write(pool, slots, offsets)
-            return
-        with torch.cuda.stream(self._stream):
-            self._copies.write(pool, slots, offsets)
-        self._stream.synchronize()
 
 
 class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]

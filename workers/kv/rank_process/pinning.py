@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 
@@ -10,8 +12,18 @@ def pin(store: torch.Tensor) -> list[str]:
     result = int(torch.cuda.cudart().cudaHostRegister(store.data_ptr(), store.numel(), 0))
     if not result:
         return []
+    _forget_error()
     return [
         f"its memory was not pinned for the GPU (cudaHostRegister: error {result}), so that copies between store and "
         "device are slower and hold up the engine; raise the limit of locked memory (ulimit -l, or LimitMEMLOCK of the "
         "container runtime), or make the store smaller (--kv-store-gib)"
     ]
+
+
+def _forget_error() -> None:
+    """Let a call of torch report the error that the driver still has. Otherwise the engine's next kernel fails with it.
+
+    torch does not expose `cudaGetLastError`. It calls it after each kernel that it starts.
+    """
+    with suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
