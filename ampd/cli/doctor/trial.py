@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from ampd.cli.doctor.settings import DoctorSettings
 from ampd.cli.serve.devices import visible_gpus
-from ampd.cli.serve.processes import last_line, log_lines
+from ampd.cli.serve.end_reasons import last_line, log_lines
 from ampd.cli.serve.running import running_graph
 from ampd.cli.serve.settings import EngineName
 from ampd.errors import RunError

@@ -16,11 +16,12 @@ from typing import Any
 from ampd.cli.serve import checks
 from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.devices import visible_gpus, worker_environments
+from ampd.cli.serve.end_reasons import first_error
 from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_processes
 from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.serve.metrics import free_ports, live_urls, system_url, write_targets
-from ampd.cli.serve.processes import Supervisor, first_error
+from ampd.cli.serve.processes import Supervisor
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
 from ampd.cli.serve.starting import start_processes, worker_server

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,18 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ampd.child_process import tied_to_parent
-
-_TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last\):")
-_ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w+(Error|Exception): ")
-_WARNING = re.compile(r"\bWARN(ING)?\b|Warning: ")
-_LAST_LINES = 50
-_WATCH_ENDED = "monitor_instance_source: The Sender is dropped"
-"""How Dynamo's frontend says that it could not watch discovery by files, when it ends for that reason."""
-_NO_WATCH = (
-    "it got no inotify instance: other programs of this user have them, or its model has left discovery and come back "
-    "often; sysctl -w fs.inotify.max_user_instances=1024"
-)
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+from ampd.cli.serve.end_reasons import Explain, last_line, signal_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +110,14 @@ class Supervisor:
         """Name -> process id of each process that was started."""
         return {child.spec.name: child.process.pid for child in self._children}
 
-    def ended(self, explain: Callable[[Path], str] | None = None) -> dict[str, str]:
-        """Name -> one line for each process that has ended by itself, with what `explain` finds in its log.
-
-        The default is the log's last line.
-        """
+    def ended(self, explain: Explain = last_line) -> dict[str, str]:
+        """Name -> one line for each process that has ended by itself, with what `explain` finds in its log."""
         lines = {}
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                name, reason = child.spec.name, (explain or last_line)(child.log)
-                lines[name] = f"{name} ended with exit code {code}{_signal_of(code)}: {reason} (log: {child.log})"
+                name, reason = child.spec.name, explain(child.log, code)
+                lines[name] = f"{name} ended with exit code {code}{signal_of(code)}: {reason} (log: {child.log})"
         return lines
 
     def stop(self, grace_s: float = 10.0, wanted: Callable[[str], bool] = lambda _: True) -> None:
@@ -159,55 +144,9 @@ class Supervisor:
                 _signal_group(child.process, signal.SIGKILL)
 
 
-def first_error(log: Path) -> str:
-    """What ended a process that did not start: its first exception, else its first error message, else its last line.
-
-    Later lines are consequences: chained exceptions, and parents that end because a child has ended.
-    """
-    return _first_error_of(log_lines(log)) or last_line(log)
-
-
-def late_error(log: Path) -> str:
-    """What ended a process that had served: the first error among its last lines, if there is one."""
-    lines = log_lines(log)[-_LAST_LINES:]
-    if any(_WATCH_ENDED in line for line in lines):
-        return _NO_WATCH
-    return _first_error_of(lines) or "no error in its last lines"
-
-
-def _first_error_of(lines: Sequence[str]) -> str | None:
-    for number, line in enumerate(lines):
-        if _TRACEBACK.search(line):
-            margin = re.match(r"[\s|]*", line)  # of an exception in a group
-            assert margin is not None
-            after = (each.removeprefix(margin[0]) for each in lines[number + 1 :])
-            if exception := next((each for each in after if not each.startswith((" ", "\t"))), None):
-                return exception
-    return next((line.strip() for line in lines if _ERROR.search(line) and not _WARNING.search(line)), None)
-
-
-def last_line(log: Path) -> str:
-    """The last line with text in it of a log file, for error messages."""
-    lines = log_lines(log)
-    return lines[-1].strip() if lines else "no output"
-
-
-def log_lines(log: Path) -> list[str]:
-    """The lines of a log with text in them, without colours."""
-    return [line for line in _COLOUR.sub("", log.read_text(errors="replace")).splitlines() if line.strip()]
-
-
 def python_module(module: str, flags: Sequence[str]) -> tuple[str, ...]:
     """The command line `python -m module flags...` with this interpreter."""
     return (sys.executable, "-m", module, *flags)
-
-
-def _signal_of(code: int) -> str:
-    """The signal behind a negative exit code, in words."""
-    if code >= 0:
-        return ""
-    hint = ", as the kernel does when memory is short" if -code == signal.SIGKILL else ""
-    return f" ({signal.strsignal(-code) or 'a signal'}{hint})"
 
 
 def _signal_group(process: StartedProcess, number: signal.Signals) -> None:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from ampd.cli.serve.end_reasons import late_error
 from ampd.cli.serve.graph import COORDINATOR, FRONTEND
-from ampd.cli.serve.processes import Supervisor, late_error
+from ampd.cli.serve.processes import Supervisor
 from ampd.cli.serve.restarts import Restarts
 from ampd.cli.serve.settings import ServeSettings
 from ampd.errors import RunError

@@ -1,5 +1,4 @@
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -7,9 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
-import pytest
-
-from ampd.cli.serve.processes import ProcessSpec, Supervisor, first_error, last_line, late_error, python_module
+from ampd.cli.serve.end_reasons import last_line
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from tests.harness.process_ends import alive, wait_for
 
 
@@ -29,75 +27,6 @@ def test_what_is_hidden_from_a_process_is_not_in_its_environment() -> None:
     spec = ProcessSpec("frontend", (), {"SHOWN": "1"}, hides="SECRET_")
     assert spec.environment({"SECRET_URL": "x", "PATH": "/bin"}) == {"PATH": "/bin", "SHOWN": "1"}
     assert ProcessSpec("worker", ()).environment({"SECRET_URL": "x"}) == {"SECRET_URL": "x"}
-
-
-NOISE = "\nprint('[2026-11-22 02:00:00] kill_process_tree called', flush=True)\nos.kill(os.getpid(), 9)\n"
-CHAINED = """
-def build():
-    raise OSError("ninja is missing")
-try:
-    try:
-        build()
-    except OSError as error:
-        raise RuntimeError("the extension was not loaded") from error
-except RuntimeError:
-    logging.exception("the scheduler failed")
-"""
-GROUP = """
-async def fail():
-    raise ValueError("no such model")
-async def main():
-    async with asyncio.TaskGroup() as group:
-        group.create_task(fail())
-try:
-    asyncio.run(main())
-except BaseException:
-    traceback.print_exc()
-"""
-LOGGED = """
-logging.basicConfig(format="%(asctime)s \x1b[31m%(levelname)s\x1b[0m %(message)s", level="INFO")
-logging.info("log_level='error'")
-logging.warning("no cache: KeyError: 'uid 1000'")
-logging.error("port 1 is taken")
-logging.error("no port, no server")
-"""
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        pytest.param(CHAINED, r"OSError: ninja is missing \(log", id="chained"),
-        pytest.param(GROUP, r"ValueError: no such model \(log", id="group"),
-        pytest.param(LOGGED, r"[0-9:, -]+ ERROR port 1 is taken \(log", id="logged"),
-        pytest.param("print('last words')", r".*kill_process_tree called \(log", id="no error"),
-    ],
-)
-def test_a_process_that_did_not_start_is_explained_by_its_first_error(tmp_path: Path, code: str, reason: str) -> None:
-    supervisor = Supervisor(tmp_path)
-    supervisor.start(ProcessSpec("broken", _python(f"import asyncio, logging, os, traceback\n{code}{NOISE}")))
-    wait_for(lambda: supervisor.ended())
-    killed = re.escape("exit code -9 (Killed, as the kernel does when memory is short)")
-    assert re.match(f"broken ended with {killed}: {reason}", supervisor.ended(first_error)["broken"])
-    supervisor.stop()
-
-
-def test_a_process_that_had_served_is_not_explained_by_what_happened_long_before(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    served = ["ERROR a client sent nonsense", *(f"INFO round {number} served" for number in range(100))]
-    log.write_text("\n".join(served))
-    assert late_error(log) == "no error in its last lines"
-    log.write_text("\n".join([*served, "Traceback (most recent call last):", "  a", "MemoryError", "INFO bye"]))
-    assert late_error(log) == "MemoryError"
-
-
-def test_a_frontend_that_dynamo_ends_without_a_watch_is_explained_with_the_way_to_more(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    ended = "\x1b[31mERROR\x1b[0m dynamo_runtime::component::client: monitor_instance_source: The Sender is dropped: "
-    log.write_text(
-        f"ERROR KeyValueStoreManager.watch failed adding new key\n{ended}channel closed, endpoint=a/b/c\nbye"
-    )
-    assert "no inotify instance" in late_error(log)
-    assert late_error(log).endswith("sysctl -w fs.inotify.max_user_instances=1024")
 
 
 def test_a_process_starts_again_with_a_log_of_its_own(tmp_path: Path) -> None:
