@@ -17,7 +17,15 @@ SOAKED = {name: fault for name, fault in FAULTS.items() if name not in _ENDS_ANY
 """Faults that leave the first process of each kind alive. Churn replaces workers as a rolling restart does."""
 
 _FOREIGN = [fault.name for fault in FOREIGN_FAULTS]
-_WITH_ANY_ENGINE = ("kill-coordinator", "kill-frontend", "redis-killed", "redis-frozen", "duplicates", "client-leaves")
+_WITH_ANY_ENGINE = (
+    "kill-coordinator",
+    "kill-frontend",
+    "kill-behind-relay",
+    "redis-killed",
+    "redis-frozen",
+    "duplicates",
+    "client-leaves",
+)
 
 
 @dataclass(frozen=True)
