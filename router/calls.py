@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, cast
@@ -14,6 +13,7 @@ from ampd.call_signatures import Signer
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk
 from ampd.telemetry.tracing import TracedContext, context_for_call
+from ampd.unique_id import unique_id
 from ampd.wire import (
     COMPONENT,
     ENGINE_DIED,
@@ -148,7 +148,7 @@ class LinkedContexts:
         self._task: asyncio.Task[None] | None = None
 
     def new(self) -> CallContext:
-        child = self._parent.detached(uuid.uuid4().hex)
+        child = self._parent.detached(unique_id())
         self._children.append(child)
         if self._parent.is_stopped():
             # The task may have ended with the stop. Then this call would run to its end although its client has gone.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +30,7 @@ from ampd.state.store import (
 )
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, WorkerView
+from ampd.unique_id import unique_id
 from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
@@ -316,7 +316,7 @@ def _is_new(unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) 
 
 def _task(unplaced: UnplacedRound, held_tokens: int) -> PrefillTask:
     return prefill_task(
-        uuid.uuid4().hex,
+        unique_id(),
         unplaced.session_id,
         unplaced.prompt_tokens,
         held_tokens,

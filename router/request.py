@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from ampd.serving.local_only import uncarried_option
 from ampd.session_key import session_key
 from ampd.tenant import tenant_of
 from ampd.types import Slo
+from ampd.unique_id import unique_id
 from ampd.vocabulary import unknown_token
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
 from router.continuation import continued
@@ -144,7 +144,7 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
     named = _session_id(agent)
     targets = limits.of(request)
     return RoundRequest(
-        session_id=f"single-{uuid.uuid4().hex}" if named is None else session_key(tenant, named),
+        session_id=f"single-{unique_id()}" if named is None else session_key(tenant, named),
         client_session_id=named,
         tenant=tenant,
         is_final=bool(agent.get("session_final")),

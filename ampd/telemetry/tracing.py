@@ -6,11 +6,12 @@ others as metadata. Within a process they are in a context variable, which tasks
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
+
+from ampd.unique_id import unique_id
 
 REQUEST_ID = "ampd-request-id"
 SESSION_ID = "ampd-session-id"
@@ -115,6 +116,6 @@ def context_for_call(caller: str) -> Any | None:
     trace = _CURRENT.get()
     if trace is None or trace.context is None:
         return None
-    context = trace.context.detached(uuid.uuid4().hex)
+    context = trace.context.detached(unique_id())
     context.metadata[CALLER] = caller
     return context
