@@ -9,16 +9,16 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
-from uuid import uuid4
 
 from ampd.handler_stream import Chunk
-from ampd.page_keys import page_keys
 from ampd.rounds_in_progress import RoundsInProgress
 from ampd.sampling_limits import beyond_sampling
 from ampd.state.checks import check_count, checked
 from ampd.tenant import tenant_of
+from ampd.unique_id import unique_id
 from ampd.vocabulary import unknown_token
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
+from workers.context_keys import ContextKeys
 from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest
 from workers.kv_reads import KvReads
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
@@ -61,6 +61,7 @@ class RoundService:
         self._reads = reads
         self._clock = clock
         self._in_progress = RoundsInProgress()
+        self._context_keys = ContextKeys()
 
     @property
     def running(self) -> int:
@@ -105,6 +106,7 @@ class RoundService:
         """Answer a call of another worker, or of a coordinator."""
         reply: KvReply
         if request["op"] == "release_session":
+            self._context_keys.forget(request["session_id"])
             reply = {"released_tokens": await self._sessions.release(request["session_id"])}
         else:
             reply = await self._engine.kv.serve(request)
@@ -194,13 +196,14 @@ class RoundService:
             raise EngineError(reason, 400)
         if reason := beyond_sampling(request["request"]):
             raise EngineError(reason, 400)
-        keys = page_keys(token_ids, info.page_size_tokens, tenant=tenant_of(request["request"]))
+        tenant = tenant_of(request["request"])
+        keys = self._context_keys.of(task.session_id, token_ids, info.page_size_tokens, tenant=tenant)
         kept_tokens = request.get("kept_tokens", 0)
         check_count(kept_tokens)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self._in_progress.begin()
         prompt = RoundPrompt(task, len(token_ids), keys, min(kept_tokens, len(token_ids)))
-        return RoundProgress(uuid4().hex, prompt, now_s)
+        return RoundProgress(unique_id(), prompt, now_s)
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""

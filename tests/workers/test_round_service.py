@@ -144,6 +144,19 @@ async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypat
                 assert [chunk async for chunk in chunks]
             # The last token has no KV.
             assert hashed.total() == len(hashed) == (len(prompt) + 40 - 1) // 16
+            # The next round of the session: what is new of its prompt, the output of the round before included.
+            hashed.clear()
+            longer = [*prompt, *prompt_of(160, seed=3)]
+            call = message(longer, 40, "s", source=source)
+            async with aclosing(rounds.generate(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+            assert hashed.total() == len(hashed) == (160 + 40 - 1) // 16
+            # A session that has ended is forgotten.
+            await rounds.kv({"op": "release_session", "session_id": "s"})
+            hashed.clear()
+            async with aclosing(rounds.generate(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+            assert hashed.total() == (len(longer) + 40 - 1) // 16
 
 
 @pytest.mark.parametrize(
