@@ -24,7 +24,8 @@ from pathlib import Path
 from types import ModuleType
 
 VARIABLE = "AMPD_COMPILED"
-"""Environment variable. Unset: commands that simulate use compiled modules. `1`: every process does. `0`: none does."""
+"""Environment variable. Unset: commands that simulate use compiled modules. `1`: every process does, those of a graph
+too. `0`: none does."""
 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder with the packages."""
@@ -42,13 +43,13 @@ _MODULE = re.compile(r"\w+(\.\w+)*", re.ASCII)
 
 
 def install() -> None:
-    """From now on, imports find compiled modules first.
-
-    Only for processes that simulate: the shared state checks what it reads by annotations of classes, which compiled
-    classes do not keep.
-    """
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    """From now on, imports find compiled modules first."""
+    if not _is_installed():
         sys.meta_path.insert(0, _Finder())
+
+
+def _is_installed() -> bool:
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def source_of(module: str) -> Path:
@@ -69,6 +70,11 @@ def state() -> str:
     """`compiled`, or why this process runs in pure Python."""
     why = _why_not()
     return f"pure Python: {why}" if why else "compiled"
+
+
+def in_use() -> str:
+    """What this process runs, for its log: `compiled`, or `pure Python`, with a reason if it looked for a build."""
+    return state() if _is_installed() else "pure Python"
 
 
 def _why_not() -> str:

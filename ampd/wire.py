@@ -75,8 +75,8 @@ def decode_task(message: TaskMessage, sent_s: float) -> PrefillTask:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass with slots, by name; their values are not copied."""
-    return {name: getattr(value, name) for name in value.__slots__}
+    """The fields of a dataclass, by name; their values are not copied."""
+    return {name: getattr(value, name) for name in value.__match_args__}
 
 
 def from_fields(kind: type[Decoded], fields: Mapping[str, Any], **computed: Any) -> Decoded:
@@ -85,7 +85,7 @@ def from_fields(kind: type[Decoded], fields: Mapping[str, Any], **computed: Any)
     Raises:
         TypeError: a field without a default is missing.
     """
-    for name in kind.__slots__:  # type: ignore[attr-defined]
+    for name in kind.__match_args__:  # type: ignore[attr-defined]
         if name in fields and name not in computed:
             computed[name] = fields[name]
     return kind(**computed)

@@ -8,6 +8,7 @@ from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
+from ampd import compiled
 from ampd.call_signatures import Signer, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
 from ampd.errors import RunError, UserError
@@ -166,12 +167,13 @@ class CoordinatorProcess:
         system.set_ready(self._runtime, True)
         await self._register()
         log.info(
-            "coordinator %x serves model %s with routing %s, binding %s, pools %s",
+            "coordinator %x serves model %s with routing %s, binding %s, pools %s; decisions: %s",
             self._endpoint.connection_id(),
             self._card.name,
             settings.routing,
             settings.binding,
             settings.pools,
+            compiled.in_use(),
         )
 
     async def _register(self) -> None:

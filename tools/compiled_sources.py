@@ -1,6 +1,6 @@
 """Prepares copies of modules for mypyc: what Python does when it makes a class is written out, so that it is compiled.
 
-mypyc compiles what the text of a class says. Four things are not in the text:
+mypyc compiles what the text of a class says. Five things are not in the text:
 
 - `@dataclass` writes an `__init__`. The copy has the same one, on the blank line behind the fields. The copy is not
   `frozen`, because the compiled `__init__` assigns to the fields. Its hash stays.
@@ -9,6 +9,8 @@ mypyc compiles what the text of a class says. Four things are not in the text:
 - Objects of some classes cannot be in cycles. They are marked, so that Python's search for cycles leaves them out.
 - pydantic reads the annotations of a policy's fields. mypyc keeps those that are strings. It also believes that
   `Field` returns the value of a field, as its annotation says, unless the copy calls it by an untyped name.
+- The shared state checks what it reads by the annotations of dataclasses (`ampd.state.checks`). Of these mypyc keeps no
+  strings, and of `tuple[int, ...]` only `tuple`. So they are written out behind the module.
 
 Nothing else changes, and no line moves: an error names the line of the original.
 """
@@ -103,9 +105,9 @@ def prepared(source: str) -> str:
             _mark(node, _OPEN, lines)
         elif node.name in _ACYCLIC_CLASSES:
             _mark(node, _ACYCLIC, lines)
-    lines += [
-        line for node in classes.values() if _dataclass_options(node) is not None for line in _reduction(node, classes)
-    ]
+    for node in classes.values():
+        if _dataclass_options(node) is not None:
+            lines += [*_reduction(node, classes), _annotations(node)]
     replaced = {_FUTURE: _IMPORTS, _FIELD: _UNTYPED_FIELD}
     return "\n".join(replaced.get(line, line) for line in lines) + "\n"
 
@@ -152,6 +154,14 @@ def _reduction(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> list[
         f"def {function}(each: {node.name}) -> _Any: return {made}",
         f"_pickle({node.name}, {function})",
     ]
+
+
+def _annotations(node: ast.ClassDef) -> str:
+    """The annotations of a class as Python keeps them, as a line behind the module."""
+    own = [statement for statement in node.body if isinstance(statement, ast.AnnAssign)]
+    texts = {ast.unparse(each.target): ast.unparse(each.annotation) for each in own}
+    # mypy takes `__annotations__` for an attribute of instances.
+    return f"getattr({node.name}, '__annotations__').update({texts!r})"
 
 
 def _fields(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[_Field]:

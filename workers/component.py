@@ -14,6 +14,7 @@ from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discove
 from dynamo.llm import HttpError
 from dynamo.runtime import Context, DistributedRuntime, Endpoint
 
+from ampd import compiled
 from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
@@ -165,7 +166,12 @@ class Worker:
                 self._is_announced = True
         except StateUnavailableError as error:
             raise RunError(f"ampd worker: {error}") from None
-        log.info("%s worker %x is ready", self._settings.role, self._endpoints[GENERATE_ENDPOINT].connection_id())
+        log.info(
+            "%s worker %x is ready; decisions: %s",
+            self._settings.role,
+            self._endpoints[GENERATE_ENDPOINT].connection_id(),
+            compiled.in_use(),
+        )
 
     def _wanted_entries(self) -> list[DiscoveryEntry]:
         """Those of a worker that has entered the shared state and does not end."""

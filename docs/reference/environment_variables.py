@@ -31,7 +31,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
         ("AMPD_COMPILED",),
         "AMPD",
         "`0`: `ampd simulate` and `ampd plan` run in pure Python, even if `make compiled` was run. `1`: other programs "
-        "that import `ampd` use the compiled modules too; not for the processes of a graph.",
+        "that import `ampd`, also the processes of a graph, use the compiled modules too.",
         "[simulator.md](simulator.md#a-compiled-simulator)",
     ),
     Variable(

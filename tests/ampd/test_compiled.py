@@ -48,6 +48,14 @@ def test_a_build_of_these_sources_is_used(build: Path) -> None:
     assert compiled._Finder().find_spec("other") is None
 
 
+def test_a_process_says_what_it_runs(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if not isinstance(each, compiled._Finder)])
+    note(build)
+    assert compiled.in_use() == "pure Python"
+    compiled.install()
+    assert compiled.in_use() == "compiled"
+
+
 @pytest.mark.parametrize("change", ["y = 1\n", None])
 def test_a_build_of_other_sources_is_not_used(build: Path, change: str | None) -> None:
     note(build)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,9 +13,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.metrics import free_ports
+from ampd.cli.serve.processes import Supervisor
 from ampd.compiled import ROOT, VARIABLE
+from tests.harness.graph import HELLO, Graph, ask, chat, profile, session
+from tests.harness.tcp_redis import TcpRedis
+from tests.waiting import PATIENCE_S
 from tools import compile as compiling
 
 SCENE = "--model qwen3-32b --gpu h20 --prefill 2xTP2 --decode 2xTP2 --ttft 0.5 --itl 0.04"
@@ -75,11 +83,17 @@ print(json.dumps({"state": compiled.state(), "asserts": __debug__, "digests": di
 """
 
 
+NEEDS_COMPILER = pytest.mark.skipif(
+    not (shutil.which("cc") or shutil.which("gcc")) or not Path(sysconfig.get_path("include"), "Python.h").is_file(),
+    reason="no C compiler, or no headers of Python",
+)
+
+
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the packages with a build beside it."""
     folder = tmp_path_factory.mktemp("copy")
-    for package in (*compiling.PACKAGES, "tools"):
+    for package in (*compiling.PACKAGES, "tools", "router", "workers"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     # Without optimization the compiler takes a fifth of the time, and floating point is the same.
     run(folder, "-m", "tools.compile", "--optimization", "0")
@@ -112,8 +126,43 @@ def digests(
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.skipif(not shutil.which("cc") and not shutil.which("gcc"), reason="no C compiler")
-@pytest.mark.skipif(not Path(sysconfig.get_path("include"), "Python.h").is_file(), reason="no headers of Python")
+@NEEDS_COMPILER
+async def test_coordinators_and_workers_of_a_graph_run_compiled(
+    copy: Path, tmp_path: Path, redis_server: TcpRedis
+) -> None:
+    """They publish views and read those of the others, which are checked by the annotations of compiled classes."""
+    (port,) = free_ports("127.0.0.1", 1)
+    supervisor = Supervisor(tmp_path)
+    environment = {"DYN_LOG": "info", "PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1", VARIABLE: "1"}
+    environment |= dynamo_environment(tmp_path / "discovery")
+    graph = Graph(tmp_path, redis_server.url, "compiled", port, supervisor, environment)
+    try:
+        perf = profile(tmp_path, prefill_s=0.001, long_prefill_s=0.002, step_s=0.001)
+        coordinator = graph.start_coordinator("predictive")
+        graph.start_frontend()
+        members = [coordinator]
+        for role in ("prefill", "decode"):
+            members.append(graph.processes[await graph.new_worker(role, perf, "--slicing", "slack", module="workers")])
+        await graph.until_answers([coordinator])
+        async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
+            first, second = [(await ask(client, [5] * tokens, "s"))[1] for tokens in (200, 300)]
+            assert second["hist_tokens"] > 0, (first, second)
+            # Several at once, so that queues are published.
+            replies = await asyncio.gather(
+                *(client.post("/v1/chat/completions", json=chat(HELLO), headers=session(f"s{n}")) for n in range(16))
+            )
+            assert {reply.status_code for reply in replies} == {200}
+        assert not supervisor.ended()
+        for name in members:
+            assert "decisions: compiled" in graph.log(name)
+    finally:
+        supervisor.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@NEEDS_COMPILER
 def test_compiled_simulations_and_plans_equal_the_interpreted_ones(copy: Path) -> None:
     compiled, interpreted = digests(copy), digests(copy, AMPD_COMPILED="0")
     assert compiled["state"] == "compiled"

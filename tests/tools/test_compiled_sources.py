@@ -7,7 +7,7 @@ import copyreg
 import inspect
 import sys
 from dataclasses import fields, is_dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -92,6 +92,16 @@ def test_a_written_out_dataclass_is_pickled_by_its_fields() -> None:
     for original in (copy.Point(3, 1.5, {"n": 1}), copy.Derived(a=1, b=(2,))):
         function, arguments = copyreg.dispatch_table[type(original)](original)  # type: ignore[misc]
         assert function(*arguments) == original
+
+
+def test_the_shared_state_finds_the_annotations_of_a_written_out_dataclass() -> None:
+    """mypyc keeps less of them, so the copy sets them once more."""
+    original, source = made(SOURCE), prepared(SOURCE)
+    for name in ("Point", "Base", "Derived"):
+        line = next(line for line in source.splitlines() if line.startswith(f"getattr({name}, '__annotations__')"))
+        less = SimpleNamespace(__annotations__={})
+        exec(line, {name: less})
+        assert less.__annotations__ == vars(original)[name].__annotations__
 
 
 def test_a_dataclass_without_a_blank_line_behind_its_fields_is_an_error() -> None:
