@@ -18,6 +18,8 @@ graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python ha
 and does nothing else. It shows what Dynamo takes for any such process. `--against FOLDER` adds a graph with a
 coordinator and a worker of another checkout, for changes of the code. `--status-relay` measures the first graph with a
 coordinator through a second frontend too, which has the status relay before it, as those of `ampd serve` have.
+
+A refused request ends the measurement with one line that says why, because a burst with refusals measures less work.
 """
 
 from __future__ import annotations
@@ -33,13 +35,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from ampd.cli.serve.checks import claim_port
 from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.cli.serve.ready import Expected, wait_until_ready
+from ampd.errors import guarded
 from ampd.process_exit import exit_now
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
@@ -47,6 +48,7 @@ from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
 from benchmarks import overhead_tables
 from benchmarks.circumstances import circumstances, in_words
+from benchmarks.timed_stream import timed_stream
 
 _MODEL = "tiny"
 _STATUS = overhead_tables.STATUS
@@ -236,7 +238,8 @@ async def _burst(options: argparse.Namespace, url: str, concurrency: int, number
             base = number * 1_000_003 + (request // 10 if options.sessions else request)
             headers = f"x-dynamo-session-id: s{base}\r\n" if options.sessions else ""
             prompt = [5 + (base * 7919 + position * 31) % 700 for position in range(options.prompt_tokens)]
-            times.append(await _request(url, prompt, options.output_tokens, headers))
+            body = {"model": _MODEL, "prompt": prompt, "max_tokens": options.output_tokens, "stream": True}
+            times.append(await timed_stream(url, body, headers))
 
     start_s = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(concurrency)))
@@ -246,23 +249,6 @@ async def _burst(options: argparse.Namespace, url: str, concurrency: int, number
         total_s=statistics.median(total_s for _, total_s in times),
         requests_per_s=len(times) / wall_s,
     )
-
-
-async def _request(url: str, prompt: list[int], output_tokens: int, headers: str) -> tuple[float, float]:
-    """Seconds to the first token and to the end of a stream, over a connection of its own."""
-    parts = httpx.URL(url)
-    body = json.dumps({"model": _MODEL, "prompt": prompt, "max_tokens": output_tokens, "stream": True}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.host}\r\nContent-Type: application/json\r\n{headers}"
-    start_s = time.perf_counter()
-    reader, writer = await asyncio.open_connection(parts.host, parts.port)
-    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-    await reader.readuntil(b"\ndata: ")
-    first_s = time.perf_counter()
-    rest = await reader.read()
-    if b"[DONE]" not in rest or b'"error"' in rest:
-        raise RuntimeError(f"the stream failed: {rest[-300:]!r}")
-    writer.close()
-    return first_s - start_s, time.perf_counter() - start_s
 
 
 def _instant(step_s: float) -> dict[str, Any]:
@@ -358,4 +344,4 @@ async def _register(endpoint: Any) -> None:
 
 
 if __name__ == "__main__":
-    exit_now(main())
+    exit_now(guarded(main))

@@ -1,6 +1,6 @@
 """KV read rate of the exchange's fetch, against raw NIXL with 1 MB blocks on as many bytes in the same run.
 
-    python benchmarks/kv_read.py [--json] [--pages 200] [--layers 32] [--kv-heads 8] [--head-dim 128] [--repeats 9]
+    python -m benchmarks.kv_read [--json] [--pages 200] [--layers 32] [--kv-heads 8] [--head-dim 128] [--repeats 9]
         [--kv-checksums reads]
 
 Two workers in processes of their own, each with a store and its exchange, and with ranks that write nothing: the

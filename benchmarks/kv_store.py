@@ -1,6 +1,6 @@
 """What the KV store costs and saves, on a real SGLang engine with a tiny model on the CPU.
 
-    python benchmarks/kv_store.py [decode] [sessions] [restart] [--json] [--sessions 300] [--context-tokens 20000]
+    python -m benchmarks.kv_store [decode] [sessions] [restart] [--json] [--sessions 300] [--context-tokens 20000]
         [--tp 2]
 
 `decode`: a long decode, while short requests come and go beside it: requests of sessions, whose KV is written to the

@@ -52,11 +52,16 @@ def test_the_commands_of_the_pages_are_accepted(page: str, command: str) -> None
     parse_settings(model, shlex.split(command.removeprefix(section.title)), page)
 
 
-@pytest.mark.parametrize("page", [*_PAGES, _ROOT / "benchmarks" / "README.md"], ids=lambda page: str(page.name))
-def test_a_benchmark_that_a_page_runs_as_a_file_imports_no_other(page: Path) -> None:
-    """Such a program does not find the package `benchmarks`; `python -m` does."""
-    typed = set(re.findall(r"(?:`|\s)(benchmarks/\w+\.py)(?:`| -)", page.read_text(encoding="utf-8")))
-    assert [name for name in typed if re.search(r"^from benchmarks", (_ROOT / name).read_text(), re.MULTILINE)] == []
+_MEASURED = [*_PAGES, _ROOT / "benchmarks" / "README.md", *sorted((_ROOT / "benchmarks").glob("*.py"))]
+"""Pages and programs whose words say how a benchmark is run."""
+
+
+@pytest.mark.parametrize("page", _MEASURED, ids=lambda page: str(page.name))
+def test_a_benchmark_that_a_page_runs_as_a_file_imports_no_package_beside_it(page: Path) -> None:
+    """Such a program finds neither `benchmarks` nor `tests`; `python -m` does."""
+    typed = set(re.findall(r"(?:`|\s)(benchmarks/\w+\.py)(?:`| -| \[)", page.read_text(encoding="utf-8")))
+    beside = re.compile(r"^(?:from|import) (?:benchmarks|tests)\b", re.MULTILINE)
+    assert [name for name in typed if beside.search((_ROOT / name).read_text(encoding="utf-8"))] == []
 
 
 def test_commands_are_found() -> None:
