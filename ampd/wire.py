@@ -30,9 +30,6 @@ SESSIONS_ROUTE = "sessions"
 MAX_CHOICES = 128
 """Most choices of one round (`n`), as in Dynamo's frontend. A larger number would fill an engine's memory."""
 
-RELAY_QUESTION = "asked-by-the-status-relay"
-"""The TTFT target with which the status relay asks whether a prompt is too long. No coordinator takes it."""
-
 COORDINATOR_COMPONENT = "coordinator"
 COORDINATOR_ENDPOINT = "generate"
 
@@ -211,10 +208,7 @@ METADATA_PREFIX, AFFINITY = "x-session-", "affinity"
 
 RELAYED = "relay"
 RELAY_HEADER = METADATA_PREFIX + RELAYED
-"""The status relay (`router.status_relay`) marks its requests with it, because it alone wants refusals in streams."""
-
-IN_COMMENT = "1"
-"""The mark of a request whose refusal comes as a comment. With another mark it comes as text that begins with it."""
+"""The status relay (`router.status_relay`) marks its requests with it (`ampd.relay_mark`)."""
 
 OVERLOADED = 429
 """The status of a round that is refused because of load. Clients of the OpenAI API wait after it and send again.

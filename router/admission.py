@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from ampd.serving.admission import Admission, AdmissionSituation, is_in_progress
+from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
 from ampd.state.view import ClusterView
 from ampd.telemetry.metrics import names
 from ampd.types import WorkerView
@@ -47,10 +47,28 @@ class AdmissionGate:
         Raises:
             RoundOverloadedError: it is refused because of load.
         """
+        refusal, is_running = self._refusal(unplaced, decode, prefill, now_s)
+        session = names.RUNNING_SESSION if is_running else names.NEW_SESSION
+        self.decisions[session, names.ADMITTED if refusal is None else refusal.reason] += 1
+        if refusal is not None:
+            for listener in self._on_refused:
+                listener()
+            raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
+
+    def explain(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
+        """As `check`, for a round that is not entered in any case: it counts nowhere."""
+        refusal, _ = self._refusal(unplaced, decode, prefill, now_s)
+        if refusal is not None:
+            raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
+
+    def _refusal(
+        self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float
+    ) -> tuple[Refusal | None, bool]:
+        """(why it is not taken, whether its session is in progress)."""
         is_bound = unplaced.binding is not None
         owners = () if is_bound else self._view.decode()
         is_running = is_in_progress(unplaced.session_id, owners, is_bound=is_bound)
-        refusal = self._admission.refusal(
+        return self._admission.refusal(
             AdmissionSituation(
                 prompt_tokens=unplaced.prompt_tokens,
                 is_running=is_running,
@@ -59,10 +77,4 @@ class AdmissionGate:
                 rounds=self._rounds() - 1,
                 now_s=now_s,
             )
-        )
-        session = names.RUNNING_SESSION if is_running else names.NEW_SESSION
-        self.decisions[session, names.ADMITTED if refusal is None else refusal.reason] += 1
-        if refusal is not None:
-            for listener in self._on_refused:
-                listener()
-            raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
+        ), is_running

@@ -13,15 +13,16 @@ from typing import Any
 from ampd.background_tasks import BackgroundTasks
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
+from ampd.relay_mark import RelayMark, relay_mark
 from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
-from ampd.state.store import DeathNews, SessionLimits, StateStore
+from ampd.state.store import RequestNews, SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
-from ampd.wire import AFFINITY, RELAYED
+from ampd.wire import AFFINITY, RELAYED, Refused
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
@@ -33,7 +34,7 @@ from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
-from router.round_errors import RelayQuestionError, RoundRefusedError
+from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun
 from router.served import Observer
@@ -44,6 +45,7 @@ from router.session_memory import SessionMemory
 from router.session_moves import SessionMoves
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
+from router.told_refusals import ToldRefusals
 from router.unnamed_rounds import UnnamedRounds
 from router.worker_access import WorkerAccess, release_session
 from router.worker_deaths import WorkerDeaths
@@ -94,7 +96,7 @@ class Coordinator:
         self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
-        deaths = WorkerDeaths(clock, self._announce_death)
+        deaths, refusals = WorkerDeaths(clock, self._announce), ToldRefusals(clock, self._announce)
         limits = _session_limits(settings)
         sessions = SessionMemory(settings.context_memory_mib << 20, limits, clock)
         self.view = ClusterView(
@@ -104,6 +106,7 @@ class Coordinator:
             model=policies.model,
             serves=OwnTokenizer(tokenizer).serves,
             on_death=deaths.announced,
+            on_refusal=refusals.announced,
             on_session_end=sessions.forget,
         )
         guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
@@ -135,6 +138,7 @@ class Coordinator:
             clock=clock,
             spawn=self._background.spawn,
             deaths=deaths,
+            refusals=refusals,
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
             placed=recorder.placed if recorder else ignore_placed,
         )
@@ -198,12 +202,17 @@ class Coordinator:
 
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
         trace = tracing.begin(context)
-        answer = _Answer(send)
+        mark = relay_mark(context.metadata.get(RELAYED))
+        is_question = mark is not None and mark.is_question
+        answer = _Answer(send, mark)
         try:
             with self._rounds.round():
                 affinity = context.metadata.get(AFFINITY)
                 wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
                 del request  # its list of token ids is large
+                if is_question:
+                    told = await RoundRun(wanted, context, self._services).explain()
+                    return answer.fail(told.status, told.message)
                 answer.has_begun = wanted.continued_tokens > 0
                 if not wanted.is_named and not wanted.continued_tokens:
                     self.unnamed.add()  # another coordinator has counted a continued one
@@ -212,20 +221,26 @@ class Coordinator:
                     answer.send(await self._end_session(wanted))
                 else:
                     await RoundRun(wanted, context, self._services).serve(answer.send)
-        except RelayQuestionError as error:
-            _fail(context, answer, error.status, trace.quoted(str(error)))
         except RoundRefusedError as error:
-            self.failures[error.status] += 1
-            level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
-            log_fields(log, level, "round refused", status=error.status, error=str(error))
-            _fail(context, answer, error.status, trace.quoted(str(error)))
+            if not is_question:  # the refusal that it is about has been counted
+                self._note_refusal(error)
+            answer.fail(error.status, trace.quoted(str(error)))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
-            _fail(context, answer, _SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}"))
+            message = trace.quoted(f"the coordinator failed: {error!r}")
+            if mark is not None:
+                told = Refused(_SERVER_ERROR, message)
+                await self._services.refusals.add(mark.request, told, is_found_anywhere=False)
+            answer.fail(_SERVER_ERROR, message)
 
-    def _announce_death(self, death: DeathNews) -> None:
-        self._background.spawn(self._services.access.announce_death(death))
+    def _note_refusal(self, error: RoundRefusedError) -> None:
+        self.failures[error.status] += 1
+        level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
+        log_fields(log, level, "round refused", status=error.status, error=str(error))
+
+    def _announce(self, news: RequestNews) -> None:
+        self._background.spawn(self._services.access.announce(news))
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""
@@ -237,23 +252,26 @@ class Coordinator:
 class _Answer:
     """The chunks of a round on their way to its client.
 
+    Args:
+        mark: of the status relay; None: the request did not come from it.
+
     Attributes:
         has_begun: the client has got some, perhaps from another coordinator.
     """
 
-    def __init__(self, send: Send[Chunk]) -> None:
+    def __init__(self, send: Send[Chunk], mark: RelayMark | None) -> None:
         self._send = send
+        self._mark = mark
         self.has_begun = False
 
     def send(self, chunk: Chunk) -> None:
         self.has_begun = True
         self._send(chunk)
 
-
-def _fail(context: CallContext, answer: _Answer, status: int, message: str) -> None:
-    if (mark := context.metadata.get(RELAYED)) and not answer.has_begun:
-        answer.send(refusal_chunk(status, message, mark))
-    answer.send(error_chunk(status, message))
+    def fail(self, status: int, message: str) -> None:
+        if self._mark is not None and not self.has_begun:
+            self.send(refusal_chunk(status, message, self._mark))
+        self.send(error_chunk(status, message))
 
 
 def _session_limits(settings: CoordinatorSettings) -> SessionLimits:

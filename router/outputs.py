@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ampd.handler_stream import Chunk
-from ampd.wire import IN_COMMENT, REPORT_KEY, Refused, refusal_comment, refusal_text
+from ampd.relay_mark import RelayMark
+from ampd.wire import REPORT_KEY, Refused, refusal_comment, refusal_text
 
 
 def ends_at_prefill(
@@ -49,15 +50,15 @@ def error_chunk(status: int, message: str) -> Chunk:
     return {"_dynamo_annotated": True, "event": "error", "comment": [payload]}
 
 
-def refusal_chunk(status: int, message: str, mark: str = IN_COMMENT) -> Chunk:
+def refusal_chunk(status: int, message: str, mark: RelayMark) -> Chunk:
     """The chunk before `error_chunk` for the status relay: an event or a text that the frontend passes on in a stream.
 
     Args:
         mark: of the relay's request.
     """
     refused = Refused(status, message)
-    if mark != IN_COMMENT:
-        return {"token_ids": [], "text": refusal_text(refused, mark), "index": 0}
+    if mark.as_text:
+        return {"token_ids": [], "text": refusal_text(refused, str(mark)), "index": 0}
     return {"_dynamo_annotated": True, "event": "refusal", "comment": [refusal_comment(refused)]}
 
 

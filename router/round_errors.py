@@ -13,10 +13,6 @@ class RoundRefusedError(Exception):
         self.status = status
 
 
-class RelayQuestionError(RoundRefusedError):
-    """A question of the status relay, which is refused as it expects, and is no round of a client that failed."""
-
-
 class RoundOverloadedError(RoundRefusedError):
     """The round ends with 429, because of load and not because of the request.
 

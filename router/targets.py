@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampd.types import Slo
-from ampd.wire import RELAY_QUESTION
-from router.round_errors import RelayQuestionError, RoundRefusedError
+from router.round_errors import RoundRefusedError
 
 TARGET_FLOOR = 0.5
 TARGET_CAP = 10.0
@@ -90,6 +89,6 @@ def _seconds(targets: Mapping[str, Any], name: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         message = f"nvext.router.{name} must be a positive number of milliseconds (given: {str(value)[:64]!r})"
-        raise (RelayQuestionError if value == RELAY_QUESTION else RoundRefusedError)(400, message)
+        raise RoundRefusedError(400, message)
     # An integer may be larger than any float.
     return min(value, sys.float_info.max) / _MS_PER_S

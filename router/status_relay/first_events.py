@@ -8,7 +8,8 @@ from contextlib import suppress
 
 import aiohttp
 
-from ampd.wire import IN_COMMENT, Refused, refusal_in, refusal_in_text
+from ampd.relay_mark import RelayMark
+from ampd.wire import Refused, refusal_in, refusal_in_text
 
 _OWN = (
     b"event: response.created",
@@ -32,18 +33,19 @@ async def first_events(stream: aiohttp.StreamReader) -> bytes:
     return read
 
 
-def refusal_of(events: bytes, mark: str) -> Refused | None:
+def refusal_of(events: bytes, mark: RelayMark) -> Refused | None:
     """The refusal that a coordinator has sent.
 
     Args:
         mark: of the request.
     """
     lines = events.decode(errors="replace").splitlines()
-    if mark == IN_COMMENT:
+    if not mark.as_text:
         comments = (line[1:] for line in lines if line.startswith(":"))
         return next((refused for comment in comments if (refused := refusal_in(comment))), None)
-    texts = (text for line in lines if line.startswith(_DATA) and mark in line for text in _texts(line))
-    return next((refused for text in texts if (refused := refusal_in_text(text, mark))), None)
+    secret = str(mark)
+    texts = (text for line in lines if line.startswith(_DATA) and secret in line for text in _texts(line))
+    return next((refused for text in texts if (refused := refusal_in_text(text, secret))), None)
 
 
 def has_failed(path: str, events: bytes) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from ampd.relay_mark import RelayMark
 from ampd.wire import RELAY_HEADER
 
 _OF_ONE_CONNECTION = frozenset(
@@ -17,8 +18,7 @@ MADE_BY_AIOHTTP = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
 """Headers that the library would add where the client sent none."""
 
 MOST_HEADER_BYTES = 64 << 10
-"""Of one header, and of the path. The library's 8 KB are too few for some tokens. The frontend takes 500 KB in all, but
-the library limits each header only, so a client could fill the memory with a hundred of them."""
+"""Of one header, and of the path. The library's 8 KB are too few for some tokens. `head_limits` has their total."""
 
 MOST_HEADERS = 100
 """As many as the frontend takes."""
@@ -29,11 +29,17 @@ def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
 
 
-def marked(headers: CIMultiDictProxy[str], mark: str) -> CIMultiDict[str]:
+def marked(headers: CIMultiDictProxy[str], mark: RelayMark) -> CIMultiDict[str]:
     """A copy of a request's headers with the mark of the relay."""
     copy = passed_on(headers)
-    copy[RELAY_HEADER] = mark
+    copy[RELAY_HEADER] = str(mark)
     return copy
+
+
+def unknown_coding(headers: CIMultiDictProxy[str]) -> str | None:
+    """A coding of the body other than `chunked`, which the library would not pass on; None: there is none."""
+    codings = [each.strip() for value in headers.getall("transfer-encoding", ()) for each in value.split(",")]
+    return next((each for each in codings if each.lower() not in ("", "chunked")), None)
 
 
 def unreadable(headers: CIMultiDictProxy[str]) -> str | None:

@@ -1,9 +1,9 @@
 """Whether a prompt of `/v1/messages` is too long, where Dynamo's frontend answers 500 without a reason.
 
 The frontend refuses such a prompt itself, so no form of `/v1/messages` shows the reason. At `/v1/completions` it tells
-the numbers. So the relay asks there with the texts of the same prompt. It adds a target that no coordinator takes, so
-that a prompt which is short enough is refused behind the frontend, and costs no engine anything. The texts lack the
-tokens of the chat template: a prompt that is too long by these alone keeps its 500.
+the numbers. So the relay asks there with the texts of the same prompt. The request is marked as a question, which no
+coordinator serves (`ampd.relay_mark`), so that a prompt which is short enough costs no engine anything. The texts lack
+the tokens of the chat template: a prompt that is too long by these alone keeps its 500.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from ampd.wire import RELAY_QUESTION, Refused
+from ampd.wire import Refused
 from router.status_relay.second_question import MESSAGES, PATIENCE_S, error_message
 
 COMPLETIONS = "/v1/completions"
@@ -30,8 +30,6 @@ _PREFIX = "prompt is too long: "
 
 _LEVELS = 8
 """More than a text in the result of a tool has above it."""
-
-_UNUSABLE = f"ttft_target:{RELAY_QUESTION}"
 
 
 def may_be_too_long(path: str, status: int, body: bytes) -> bool:
@@ -46,7 +44,7 @@ def as_completion(message: dict[str, Any]) -> dict[str, Any]:
     parts = (message.get("system"), message.get("messages"))
     tools = message.get("tools")
     texts = [text for part in parts for text in _texts(part)] + [_json(tools)] * bool(tools)
-    return {"model": message.get("model"), "prompt": "\n".join(texts), "nvext": {"annotations": [_UNUSABLE]}}
+    return {"model": message.get("model"), "prompt": "\n".join(texts)}
 
 
 async def too_long_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Refused | None:

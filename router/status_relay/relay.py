@@ -16,13 +16,23 @@ from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
-from ampd.wire import IN_COMMENT, Refused, retry_after_s
+from ampd.relay_mark import RelayMark
+from ampd.wire import Refused, retry_after_s, with_retry_after
 from router.status_relay.first_events import first_events, has_failed, refusal_of
-from router.status_relay.headers import MADE_BY_AIOHTTP, MOST_HEADER_BYTES, MOST_HEADERS, marked, passed_on, unreadable
+from router.status_relay.head_limits import GuardedRunner, Handler, HeadGuards
+from router.status_relay.headers import (
+    MADE_BY_AIOHTTP,
+    MOST_HEADER_BYTES,
+    MOST_HEADERS,
+    marked,
+    passed_on,
+    unknown_coding,
+    unreadable,
+)
 from router.status_relay.health import HEALTH_PATH, public_health
 from router.status_relay.long_prompt import COMPLETIONS, as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
@@ -33,15 +43,18 @@ from router.status_relay.second_question import (
     mark_of_second,
     refusal_in_answer,
 )
+from router.status_relay.served_models import ServedModels, may_be_on_its_way
 
 DYNAMOS_BODY_LIMIT_MB = 45
 """The frontend's limit, if none is set."""
 
 _CONNECT_TIMEOUT_S = 5.0
 _EVENT_STREAM = "text/event-stream"
-_WRONG, _TOO_LARGE, _UNAVAILABLE = 400, 413, 503
+_WRONG, _TOO_LARGE, _SERVER_ERROR, _UNAVAILABLE = 400, 413, 500, 503
 _OF_THE_PATH = (404, 405)
 """Statuses that a request has whatever its body is."""
+
+_SOON_S = 1.0
 
 _LAST_BYTES_S = 5.0
 """For clients that read slowly, when the frontend has ended."""
@@ -64,12 +77,14 @@ class Relay:
         self._upstream = upstream
         self._body_limit_bytes = body_limit_bytes
         self._health_path = health_path
+        self._guards = HeadGuards()
         self._session: aiohttp.ClientSession | None = None
+        self._models: ServedModels | None = None
 
     def application(self) -> web.Application:
         """The relay as an application of aiohttp. Bodies have no limit here, because the frontend has one."""
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._handle)
+        app = web.Application(middlewares=[self._guards.middleware, _own_errors])
+        app.router.add_route("*", "/{path:.*}", self._handle, expect_handler=_expect)
         app.cleanup_ctx.append(self._client)
         app.on_response_prepare.append(_without_server)
         return app
@@ -77,8 +92,9 @@ class Relay:
     def runner(self) -> web.AppRunner:
         """Runs the application. Bodies stay as the client has encoded them, because their length is sent on."""
         log.addFilter(_is_no_wrong_request)
-        return web.AppRunner(
+        return GuardedRunner(
             self.application(),
+            self._guards,
             access_log=None,
             handler_cancellation=True,
             auto_decompress=False,
@@ -95,6 +111,7 @@ class Relay:
         async with aiohttp.ClientSession(
             timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=MADE_BY_AIOHTTP
         ) as self._session:
+            self._models = ServedModels(self._session, self._upstream)
             yield
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
@@ -102,36 +119,52 @@ class Relay:
         if wrong := _wrong_head(request):
             return _error(request, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
-        kept = kept_body(request)
+        mark, kept = RelayMark.fresh(), kept_body(request)
         body = kept or (request.content if request.body_exists else None)
         try:
             async with self._session.request(
-                request.method, url, headers=marked(request.headers, IN_COMMENT), data=body, allow_redirects=False
+                request.method, url, headers=marked(request.headers, mark), data=body, allow_redirects=False
             ) as answer:
                 _acknowledge(answer)
                 if answer.content_type == _EVENT_STREAM:
                     first = await first_events(answer.content)
-                    refused = refusal_of(first, IN_COMMENT)
+                    refused = refusal_of(first, mark)
                     if refused is None and has_failed(request.path, first):
-                        refused = await self._reason(request, url, kept)
+                        refused = await self._reason(request, url, kept, mark)
                     if refused is not None:
                         return _error(request, refused)
                     if kept is not None:
                         kept.drop()
+                    self._saw(request.path, answer.status)
                     return await _stream(request, answer, first)
                 whole = await answer.read()
+                self._saw(request.path, answer.status)
                 if request.path == self._health_path:
                     return web.json_response(public_health(whole), status=answer.status)
-                refused = None
-                if is_unexplained(request.path, answer.status, whole):
-                    refused = await self._reason(request, url, kept)
-                elif may_be_too_long(request.path, answer.status, whole):
-                    refused = await self._too_long(request, kept)
+                refused = await self._explained(request, url, kept, mark, answer.status, whole)
                 return _error(request, refused) if refused else _whole(answer, whole)
         except aiohttp.ClientConnectorError:
             return _error(request, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
             return _error(request, await self._lost(request, url))
+
+    async def _explained(
+        self, request: web.Request, url: URL, kept: KeptBody | None, mark: RelayMark, status: int, body: bytes
+    ) -> Refused | None:
+        """What to say instead of an answer that is not streamed; None: it says enough."""
+        assert self._models is not None
+        if is_unexplained(request.path, status, body):
+            return await self._reason(request, url, kept, mark)
+        if may_be_too_long(request.path, status, body):
+            return await self._too_long(request, kept, mark)
+        if may_be_on_its_way(request.method, request.path, status):
+            return await self._models.on_its_way(request.path, body)
+        return None
+
+    def _saw(self, path: str, status: int) -> None:
+        assert self._models is not None
+        if status != HTTPStatus.NOT_FOUND:
+            self._models.answered(path)
 
     async def _lost(self, request: web.Request, url: URL) -> Refused:
         """Why there is no answer. One that the frontend gives before the end of a long body may be lost."""
@@ -141,34 +174,35 @@ class Relay:
         if body_bytes > self._body_limit_bytes:
             limit = f"{self._body_limit_bytes >> 20} MB (DYN_HTTP_BODY_LIMIT_MB)"
             return Refused(_TOO_LARGE, f"the body is larger than {limit}; shorten the request")
-        return Refused(_UNAVAILABLE, "the frontend ended before it answered; send the request again")
+        message = "the frontend ended before it answered; send the request again"
+        return Refused(_UNAVAILABLE, with_retry_after(message, _SOON_S))
 
     async def _status_without_body(self, request: web.Request, url: URL) -> int:
         """The status of the same request without a body; 0: no answer again."""
         assert self._session is not None
-        headers = marked(request.headers, IN_COMMENT)
+        headers = marked(request.headers, RelayMark.fresh())
         headers.popall("content-length", None)
         with suppress(aiohttp.ClientError):
             async with self._session.request(request.method, url, headers=headers, allow_redirects=False) as answer:
                 return answer.status
         return 0
 
-    async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None) -> Refused | None:
+    async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None, mark: RelayMark) -> Refused | None:
         """Ask a second time why a round was refused."""
         if kept is None or (body := kept.asked_again()) is None:
             return None
-        mark = mark_of_second(request.path)
-        return await refusal_in_answer(self._ask(request, url, body, mark), mark)
+        question = mark_of_second(request.path, mark)
+        return await refusal_in_answer(self._ask(request, url, body, question), question)
 
-    async def _too_long(self, request: web.Request, kept: KeptBody | None) -> Refused | None:
+    async def _too_long(self, request: web.Request, kept: KeptBody | None, mark: RelayMark) -> Refused | None:
         """Ask whether the prompt of `/v1/messages` is too long."""
         if kept is None or (message := kept.read()) is None:
             return None
         url = URL(self._upstream + COMPLETIONS)
-        return await too_long_in_answer(self._ask(request, url, as_completion(message), IN_COMMENT))
+        return await too_long_in_answer(self._ask(request, url, as_completion(message), mark.question()))
 
     def _ask(
-        self, request: web.Request, url: URL, body: dict[str, object], mark: str
+        self, request: web.Request, url: URL, body: dict[str, object], mark: RelayMark
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         assert self._session is not None
         headers = marked(request.headers, mark)
@@ -182,8 +216,31 @@ def _wrong_head(request: web.Request) -> str | None:
     """Why a request cannot be passed on; None: it can."""
     if not request.raw_path.startswith("/"):  # `*`, or the address of another server
         return "the request names no path of this server"
+    if coding := unknown_coding(request.headers):
+        return f"the relay does not take the transfer coding {coding}; send the body as it is, or chunked"
     name = unreadable(request.headers)
     return None if name is None else f"the header {name} is not UTF-8; send ASCII or UTF-8"
+
+
+async def _expect(request: web.Request) -> web.StreamResponse | None:
+    """Let the client send its body. The relay takes no other expectation."""
+    if request.headers["Expect"].lower() != "100-continue":
+        response = _error(request, Refused(HTTPStatus.EXPECTATION_FAILED, "the relay takes Expect: 100-continue only"))
+        response.force_close()
+        return response
+    if request.version >= HttpVersion11:
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        request.writer.output_size = 0  # of the answer, which has not begun
+    return None
+
+
+@web.middleware
+async def _own_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The library's own errors in the form of the API."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _error(request, Refused(error.status, error.reason))
 
 
 async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
@@ -236,7 +293,7 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse, first: b
 
 def _error(request: web.Request, refused: Refused) -> web.Response:
     """The body of Anthropic's API, or the fields of Dynamo's own errors with OpenAI's part `error`."""
-    kind = _TYPES.get(refused.status, "server_error")
+    kind = _TYPES.get(refused.status, "server_error" if refused.status >= _SERVER_ERROR else _TYPES[_WRONG])
     if request.path == MESSAGES:
         kind = "api_error" if kind == "server_error" else kind
         body: dict[str, object] = {"type": "error", "error": {"type": kind, "message": refused.message}}

@@ -3,17 +3,16 @@
 A completion that is not streamed gets the status 500, a stream of `/v1/responses` an event that it failed, and
 `/v1/messages` without a stream the status alone. The same request in the other form, as a stream or not, shows the
 reason. A stream of `/v1/messages` shows it only as text, which a coordinator sends where the relay wants it so. So the
-relay asks a second time. A refusal costs no engine anything, because a coordinator refuses before it enqueues anything.
-A round under which workers died is refused too: coordinators have told each other of the deaths before they answer.
-The frontend tokenizes the prompt again. If the round is not refused this time, it is given up after its first event or
-`PATIENCE_S`, as if its client had left.
+relay asks a second time, with a mark by which no coordinator serves the request (`ampd.relay_mark`). They remember what
+they have answered, and tell each other what only a worker could find. If a coordinator knows no reason any more, it
+answers 429, because a place has become free meanwhile. So a question costs no engine anything, whatever the reason was.
+The frontend tokenizes the prompt again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
@@ -22,7 +21,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from ampd.wire import IN_COMMENT, Refused
+from ampd.relay_mark import RelayMark
+from ampd.wire import Refused
 from router.status_relay.first_events import first_events, refusal_of
 
 PATIENCE_S = 5.0
@@ -81,9 +81,9 @@ class KeptBody:
         return None if value is None else {**value, "stream": self._is_messages or not value.get("stream")}
 
 
-def mark_of_second(path: str) -> str:
-    """The mark of a second question. A secret tells a refusal that comes as text from the text of a model."""
-    return secrets.token_hex(16) if path == MESSAGES else IN_COMMENT
+def mark_of_second(path: str, mark: RelayMark) -> RelayMark:
+    """The mark of a second question. Its secret tells a refusal that comes as text from the text of a model."""
+    return mark.question(as_text=path == MESSAGES)
 
 
 def kept_body(request: web.Request) -> KeptBody | None:
@@ -100,7 +100,9 @@ def is_unexplained(path: str, status: int, body: bytes) -> bool:
     return status == HTTPStatus.INTERNAL_SERVER_ERROR and _UNEXPLAINED in body
 
 
-async def refusal_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse], mark: str) -> Refused | None:
+async def refusal_in_answer(
+    asked: AbstractAsyncContextManager[aiohttp.ClientResponse], mark: RelayMark
+) -> Refused | None:
     """The refusal in the answer to a second question; None: there is none.
 
     Args:

@@ -8,6 +8,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.relay_mark import RelayMark
+from ampd.wire import RELAY_HEADER
 from router.status_relay.long_prompt import as_completion
 from tests.harness.graph import HELLO, MODEL, Graph, completion, events, profile, record
 from tests.waiting import PATIENCE_S, until
@@ -91,12 +93,12 @@ async def test_a_message_that_is_too_long_gets_both_numbers_from_the_status_rela
 
 async def test_the_question_whether_a_prompt_is_too_long_reaches_no_worker(client: httpx.AsyncClient) -> None:
     asked = as_completion({"model": MODEL, "messages": HELLO})
+    headers = {RELAY_HEADER: str(RelayMark.fresh().question())}
+    assert (await client.post("/v1/completions", json=asked, headers=headers)).status_code == 500
     # A chat shows the reason for which a completion fails.
-    chat = {"model": MODEL, "messages": HELLO, "nvext": asked["nvext"]}
-    reply = await client.post("/v1/chat/completions", json=chat)
-    assert reply.status_code == 400, reply.text
-    assert "asked-by-the-status-relay" in reply.text
-    assert (await client.post("/v1/completions", json=asked)).status_code == 500
+    reply = await client.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO}, headers=headers)
+    assert reply.status_code == 429, reply.text
+    assert "had no room for this round a moment ago; retry after 1 s" in reply.text
 
 
 def _has_both_numbers(reply: httpx.Response) -> None:

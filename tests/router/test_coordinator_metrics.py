@@ -18,6 +18,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import RoleChange
 from ampd.policies.considered import Considered, TriedRoles
+from ampd.relay_mark import RelayMark
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
@@ -29,7 +30,6 @@ from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.policies import CoordinatorPolicies
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
-from router.status_relay.long_prompt import as_completion
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
 from tests.router.replica_lab import PROMPT, Workers, cluster, worker
@@ -218,18 +218,6 @@ async def test_a_round_without_a_session_is_counted_only_by_the_coordinator_that
         await site.coordinator.stop()
 
 
-async def test_a_question_of_the_status_relay_is_no_failure_of_a_round() -> None:
-    question = as_completion({"model": "m", "messages": [{"role": "user", "content": "a long prompt"}]})
-    site = await open_site(worker("d1"))
-    try:
-        assert await site.round(annotations=question["nvext"]["annotations"]) == 400
-        assert site.total("ampd_round_failures_total") == site.total("ampd_rounds_total") == 0
-        assert await site.round(annotations=["ttft_target:soon"]) == 400
-        assert site.total("ampd_round_failures_total", status="400") == 1
-    finally:
-        await site.coordinator.stop()
-
-
 async def test_rounds_in_progress_and_failures_by_status() -> None:
     site = await open_site(worker("d1"))
     try:
@@ -272,7 +260,7 @@ async def test_the_status_relay_learns_of_a_refusal_only_before_the_client_has_o
     try:
         site.workers.fail["generate", "d1"] = chunks_before
         context = Context()
-        context.metadata[RELAYED] = "1"
+        context.metadata[RELAYED] = str(RelayMark("a"))
         request = {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}, **continued}
         chunks = [chunk async for chunk in site.coordinator.generate(request, context)]
         assert [chunk["event"] for chunk in chunks if "event" in chunk] == events
@@ -285,10 +273,11 @@ async def test_the_status_relay_gets_a_refusal_as_text_if_it_asks_for_it() -> No
     try:
         site.workers.fail["generate", "d1"] = 0
         context = Context()
-        context.metadata[RELAYED] = "a secret"
+        mark = str(RelayMark("a").question(as_text=True))
+        context.metadata[RELAYED] = mark
         request = {"token_ids": PROMPT, "stop_conditions": {"max_tokens": 5}}
         first, last = [chunk async for chunk in site.coordinator.generate(request, context)]
-        assert refusal_in_text(first["text"], "a secret")
+        assert refusal_in_text(first["text"], mark)
         assert last["event"] == "error"
     finally:
         await site.coordinator.stop()

@@ -4,6 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampd.relay_mark import RelayMark
 from ampd.wire import Refused, refusal_in, refusal_in_text
 from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage, refusal_chunk
 
@@ -67,15 +68,16 @@ def test_usage_adds_up(prompt: int, completion: int, cached: int | None) -> None
 
 
 def test_a_refusal_is_an_event_without_data() -> None:
-    chunk = refusal_chunk(429, "too many\nrounds")
+    chunk = refusal_chunk(429, "too many\nrounds", RelayMark("a"))
     assert (chunk["_dynamo_annotated"], chunk["event"]) == (True, "refusal")
     assert [refusal_in(text) for text in chunk["comment"]] == [Refused(429, "too many\nrounds")]
 
 
 def test_a_refusal_is_text_for_another_mark() -> None:
-    chunk = refusal_chunk(429, "too many", "a secret")
+    mark = RelayMark("a").question(as_text=True)
+    chunk = refusal_chunk(429, "too many", mark)
     assert chunk == {"token_ids": [], "text": chunk["text"], "index": 0}
-    assert refusal_in_text(chunk["text"], "a secret") == Refused(429, "too many")
+    assert refusal_in_text(chunk["text"], str(mark)) == Refused(429, "too many")
 
 
 def test_an_error_is_an_event_with_status_and_message() -> None:

@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ampd.wire import IN_COMMENT, RELAY_HEADER, Refused, refusal_text, with_retry_after
+from ampd.relay_mark import RelayMark, relay_mark
+from ampd.wire import RELAY_HEADER, Refused, refusal_text, with_retry_after
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import serving
 
@@ -28,6 +29,13 @@ def output(text: str, kind: str = "text") -> tuple[bytes, ...]:
         b'event: content_block_start\ndata: {"index":0}\n\n',
         f"event: content_block_delta\ndata: {data}\n\n".encode(),
     )
+
+
+def is_for_text(mark: str) -> bool:
+    """Whether the relay asks for a refusal as text."""
+    read = relay_mark(mark)
+    assert read is not None
+    return read.is_question and read.as_text
 
 
 Answers = Callable[[str], tuple[bytes, ...]]
@@ -78,7 +86,7 @@ def refuses(refused: Refused, kind: str = "text") -> Answers:
     """A round that is refused each time."""
 
     def answers(mark: str) -> tuple[bytes, ...]:
-        return FAILED if mark == IN_COMMENT else (*output(refusal_text(refused, mark), kind), *FAILED)
+        return FAILED if not is_for_text(mark) else (*output(refusal_text(refused, mark), kind), *FAILED)
 
     return answers
 
@@ -93,8 +101,8 @@ async def test_a_stream_that_is_refused_gets_status_reason_and_time(status: int,
         assert (answer.status, answer.headers["retry-after"]) == (status, "8")
         assert await answer.json() == {"type": "error", "error": {"type": kind, "message": FULL.message}}
     (_, first), (_, second) = frontend.asked
-    assert first == IN_COMMENT
-    assert len(second) == 32
+    assert not is_for_text(first)
+    assert is_for_text(second)
 
 
 async def test_each_second_question_has_a_secret_of_its_own() -> None:
@@ -102,7 +110,7 @@ async def test_each_second_question_has_a_secret_of_its_own() -> None:
     for _ in range(2):
         async with asked(frontend, stream=True) as answer:
             assert answer.status == FULL.status
-    assert len({mark for _, mark in frontend.asked}) == 3
+    assert len({mark for _, mark in frontend.asked}) == 4
 
 
 async def test_a_refusal_may_come_as_a_thought() -> None:
@@ -112,13 +120,13 @@ async def test_a_refusal_may_come_as_a_thought() -> None:
 
 async def test_the_text_of_a_model_is_no_refusal() -> None:
     """It knows the words, but not the secret."""
-    events = output(refusal_text(FULL, IN_COMMENT))
+    events = output(refusal_text(FULL, str(RelayMark("1").question(as_text=True))))
     frontend = Frontend(lambda _: events)
     async with asked(frontend, stream=True) as answer:
         assert (answer.status, await answer.read()) == (200, b"".join((*START, *events)))
     assert len(frontend.asked) == 1
 
-    frontend = Frontend(lambda mark: FAILED if mark == IN_COMMENT else events)
+    frontend = Frontend(lambda mark: FAILED if not is_for_text(mark) else events)
     async with asked(frontend, stream=True) as answer:
         assert (answer.status, await answer.read()) == (200, b"".join((*START, *FAILED)))
 
@@ -139,7 +147,7 @@ async def test_an_answer_without_a_reason_gets_it_from_a_stream() -> None:
     assert [is_stream for is_stream, _ in frontend.asked] == [False, True]
 
 
-@pytest.mark.parametrize(("status", "message"), [(429, "too long"), (404, "Not Found"), (200, "OK")])
+@pytest.mark.parametrize(("status", "message"), [(429, "too long"), (405, "Not Found"), (200, "OK")])
 async def test_other_answers_go_through(status: int, message: str) -> None:
     frontend = Frontend(refuses(FULL), status, message)
     async with asked(frontend) as answer:

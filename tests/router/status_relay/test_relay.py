@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from ampd.relay_mark import relay_mark
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
 from router.status_relay import relay, second_question
 from router.status_relay.relay import Relay
@@ -155,7 +156,9 @@ async def test_requests_and_answers_go_through_whole() -> None:
             assert await answer.json() == {"message": FULL.message}
         method, path, seen, received = frontend.asked[0]
         assert (method, path, received) == ("PUT", "/whole/%2Fa?b=%20c", body)
-        assert (seen["x-dynamo-session-id"], seen[RELAY_HEADER]) == ("s", "1")
+        assert seen["x-dynamo-session-id"] == "s"
+        assert (mark := relay_mark(seen[RELAY_HEADER]))
+        assert not mark.is_question
         assert "keep-alive" not in {name.lower() for name in seen}
         assert seen["x-tenant-id"] == "t", "a client cannot take away what its gateway has set"
 
@@ -294,6 +297,7 @@ async def test_a_frontend_that_ends_before_its_first_event_is_a_503(sends: bytes
     async with ending(sends) as url, aiohttp.ClientSession(url) as client, client.get("/stream") as answer:
         assert answer.status == 503
         assert "send the request again" in (await answer.json())["error"]["message"]
+        assert answer.headers["retry-after"] == "1"
 
 
 async def test_a_stream_whose_frontend_ends_does_not_look_complete() -> None:

@@ -1,0 +1,89 @@
+"""How long and how late the headers of a request may be."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+
+import aiohttp
+import pytest
+
+from router.status_relay import head_limits
+from tests.router.status_relay.test_hostile_clients import END, answers, relayed
+
+CHUNK = b"x" * 60_000
+
+
+def headers(count: int) -> bytes:
+    return b"".join(b"x-%d: %s\r\n" % (number, CHUNK) for number in range(count))
+
+
+async def test_headers_that_are_too_long_in_all_are_refused_before_they_end() -> None:
+    async with relayed() as (frontend, url):
+        answer = await answers(url, b"GET /whole HTTP/1.1\r\n" + headers(6))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 431 ")
+        assert "256 KiB" in json.loads(body)["error"]["message"]
+        assert frontend.asked == []
+
+
+async def test_usual_long_headers_and_bodies_are_served_again_and_again() -> None:
+    async with relayed() as (frontend, url), aiohttp.ClientSession(url) as client:
+        long = {"authorization": "Bearer " + "x" * 16_000, "cookie": "y" * 60_000}
+        for _ in range(5):
+            async with client.post("/whole", data=io.BytesIO(b"z" * (3 << 20)), headers=long) as answer:
+                assert answer.status == 200
+        assert [len(body) for *_, body in frontend.asked] == [3 << 20] * 5
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n"])
+async def test_a_head_that_does_not_end_is_given_up(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_limits, "PATIENCE_S", 0.2)
+    async with relayed() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        if before:
+            writer.write(before)
+            assert await reader.readuntil(b"}")
+        writer.write(b"GET /who")
+        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+
+async def test_a_connection_waits_for_its_next_request_and_a_stream_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(head_limits, "PATIENCE_S", 0.1)
+    async with relayed() as (frontend, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert await reader.readuntil(b"}")
+        await asyncio.sleep(0.3)
+        frontend.go_on.clear()
+        writer.write(b"POST /stream HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+        await reader.readuntil(b'"a": 1}')
+        writer.write(b"GET /whole HTTP/1.1\r\n" + END)  # it waits for its turn
+        await asyncio.sleep(0.3)
+        frontend.go_on.set()
+        rest = await reader.read()
+        assert b"[DONE]" in rest
+        assert b"HTTP/1.1 200" in rest
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"OPTIONS * HTTP/1.1\r\n", 404),
+        (b"POST /whole HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n", 400),
+        (b"POST /whole HTTP/1.1\r\nExpect: more\r\nContent-Length: 0\r\n", 417),
+    ],
+)
+async def test_errors_of_the_server_have_the_form_of_the_api(request_: bytes, status: int) -> None:
+    async with relayed() as (frontend, url):
+        head, _, body = (await answers(url, request_ + END)).partition(b"\r\n\r\n")
+        assert int(head.split()[1]) == status
+        assert json.loads(body)["error"]["code"] == status
+        assert frontend.asked == []
