@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import hypot, inf, sqrt
 from statistics import fmean, stdev
 from typing import NamedTuple
 
@@ -23,8 +23,11 @@ class Interval(NamedTuple):
     seeds: int
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
+def mean_interval(values: Sequence[float], error: float = 0.0) -> Interval:
     """Of independent values that are about normal, as results of seeds.
+
+    `error`: a further standard deviation of each value. Values that are known by the steps of a grid need it, because
+    they may be equal by the steps alone.
 
     Raises:
         ValueError: no value.
@@ -35,4 +38,4 @@ def mean_interval(values: Sequence[float]) -> Interval:
     if count == 1:
         return Interval(values[0], inf, 1)
     quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
-    return Interval(fmean(values), quantile * stdev(values) / sqrt(count), count)
+    return Interval(fmean(values), quantile * hypot(stdev(values), error) / sqrt(count), count)

@@ -21,7 +21,7 @@ _HEAD = (
     "carries, sessions/s",
     "95 % interval",
     "TTFT P95",
-    "ITL P95",
+    "mean ITL P95",
     "local",
 )
 
@@ -54,7 +54,8 @@ def write_report(path: Path, result: dict[str, Any]) -> None:
         f"{result['trace']} at {result['rate']:g} sessions/s on {gpus_text(result['gpus'])}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
         f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s. "
-        "All figures are simulated with the performance model. A round is attained if it meets both targets. A rate is "
+        "All figures are simulated with the performance model. A round is attained if its TTFT and its mean ITL are "
+        "within the targets. Mean ITL P95 is over the rounds. A rate is "
         f"carried if {result['attainment_level']:.0%} of the rounds are attained and nearly all sessions end in time."
     )
     write_page(path, "Plan", lead, sections)
@@ -68,7 +69,7 @@ def _row(layout: dict[str, Any]) -> list[str]:
         *_figure(layout["attainment"], 100, "%"),
         *_carries(layout),
         f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
-        f"{format_ms(simulated['itl_s']['p95'])} ms",
+        f"{format_ms(simulated['mean_itl_s']['p95'])} ms",
         format_share(local_share(simulated), 0),
     ]
 
@@ -101,7 +102,7 @@ def _price(result: dict[str, Any]) -> Section:
 
 def _limits(layouts: list[dict[str, Any]]) -> Section:
     """What binds each layout, and its reserves at the planned rate."""
-    head = ("layout", "TTFT target / P95", "ITL target / P95", "KV memory / need", "GPUs not used", "what binds")
+    head = ("layout", "TTFT target / P95", "mean ITL target / P95", "KV memory / need", "GPUs not used", "what binds")
     rows = []
     for layout in layouts:
         slack = layout["slack"]
@@ -115,8 +116,9 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
     """Attainment of the first layout if the circumstances differ; none without figures."""
     if not result["variations"]:
         return []
-    best = result["layouts"][0]
-    each_case = [("as planned", best["attainment"], "-", best["meets_slo"])]
+    best, is_of_part = result["layouts"][0], result["scale"] > 1
+    # A part and the whole are judged by other simulations, so only figures of the same one are compared.
+    each_case = [] if is_of_part else [("as planned", best["attainment"], "-", best["meets_slo"])]
     each_case += [
         (each["name"], each["attainment"], format_share(each["sessions_in_time"], 1), each["carries"])
         for each in result["variations"]
@@ -127,22 +129,32 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
     ]
     head = ("", "rounds attained", "95 % interval", "sessions in time", "carried")
     text = [f"At {result['rate']:g} sessions/s and with the best layout, if the rest is as planned."]
+    if is_of_part:
+        text.append(
+            f"All lines of this table are simulations of 1/{result['scale']} of the cluster, so they are not "
+            "comparable with the first table."
+        )
     return [Section("If the circumstances differ", text=text, head=head, rows=rows, is_half=True)]
 
 
 def _reproduction(result: dict[str, Any]) -> Section:
-    ended = (
-        f"The simulations ended early, because {result['stopped']}. Another run may therefore find another layout."
-        if result["stopped"]
-        else "They came to their end, so this command gives the same plan again with the same trace."
-    )
     text = [
         result["command"],
         f"AMPD {result['version']}, seed {result['seed']}, {result['trials']} simulations or searches of goodput. "
-        f"Variables AMPD_* of the environment count as flags. {ended}",
+        f"Variables AMPD_* of the environment count as flags. {_end(result)}",
         f"Policies: {result['routing']} (routing), {result['ordering']} (ordering), {result['slicing']} (slicing).",
     ]
     return Section("How to reproduce", text=text, is_half=True)
+
+
+def _end(result: dict[str, Any]) -> str:
+    """How the simulations ended, which decides whether another run gives the same plan."""
+    another = "Another run may therefore find another layout."
+    if result["stopped"]:
+        return f"The simulations ended early, because {result['stopped']}. {another}"
+    if not result["is_decided"]:
+        return f"The search or the comparison of its best layouts was cut short by the time (--budget-s). {another}"
+    return "They came to their end, so this command gives the same plan again with the same trace."
 
 
 def _times(reserve: float | None) -> str:

@@ -9,7 +9,7 @@ from planner.layout.explain import gpus_text
 from planner.layout.layout import layout_label
 from workloads.results import local_share
 
-_HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "ITL P95", "local")
+_HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "mean ITL P95", "local")
 
 
 def plan_table(result: dict[str, Any]) -> str:
@@ -41,7 +41,7 @@ def _row(layout: dict[str, Any]) -> tuple[str, ...]:
         "-" if goodput is None else f"{least}{goodput['mean']:.3g}/s",
         format_share(layout["attainment"]["mean"]),
         f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
-        f"{(simulated['itl_s']['p95'] or 0) * 1e3:.1f} ms",
+        f"{(simulated['mean_itl_s']['p95'] or 0) * 1e3:.1f} ms",
         format_share(local_share(simulated), 0),
         *price,
     )

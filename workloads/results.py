@@ -146,7 +146,8 @@ def shared_result(
     `rounds_planned`: session id -> number of its rounds, for the sessions that ended or failed. A round that was never
     sent because an earlier one of its session failed counts as missed, so that failing early cannot help. The
     sessions of an interrupted run that neither ended nor failed are not in `rounds_planned`; their finished rounds
-    count, and they count as no session. `itl_s`: percentiles of all gaps between tokens.
+    count, and they count as no session. `itl_s`: percentiles of all gaps between tokens. The result also has those of
+    the rounds' mean ITL, which targets apply to, as `mean_itl_s`.
     """
     done = [outcome for outcome in outcomes if outcome.error is None and outcome.ttft_s is not None]
     ttfts = [(outcome.index, outcome.ttft_s) for outcome in done if outcome.ttft_s is not None]
@@ -156,6 +157,7 @@ def shared_result(
         "ttft_initial_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index == 0]),
         "ttft_incremental_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index > 0]),
         "itl_s": dict(itl_s),
+        "mean_itl_s": latency_percentiles([outcome.itl_s for outcome in done if outcome.itl_s is not None]),
         "e2e_s": latency_percentiles([outcome.e2e_s for outcome in done if outcome.e2e_s is not None]),
         "routes": {name: sum(outcome.route == name for outcome in done) for name in ("local", "remote")},
         "rounds": len(done),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import hypot, isfinite, sqrt
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from planner.intervals import mean_interval
 from planner.layout.agenda import Steps
 from planner.layout.case import PlanCase
-from planner.layout.goodput import PRECISION, goodput, is_least, next_rate
+from planner.layout.goodput import PRECISION, goodput, is_least, next_rate, room
 from planner.layout.layout import Layout
-from planner.layout.trial import DECIDES, LONG, SHORT, Trial, TrialTask, Variation
+from planner.layout.trial import AS_PLANNED, DECIDES, LONG, SHORT, Trial, TrialTask, Variation
 from planner.layout.trials import Trials
 from planner.sustained import IN_TIME
 
@@ -43,9 +43,15 @@ class Figure:
     seeds: int
 
     @classmethod
-    def of(cls, values: Sequence[float], most: float | None = None, least: float | None = 0.0) -> Figure:
-        """The figure of one value per seed. Its interval stays between `least` and `most`; None: no bound."""
-        mean, half, seeds = mean_interval(values)
+    def of(
+        cls, values: Sequence[float], most: float | None = None, least: float | None = 0.0, error: float = 0.0
+    ) -> Figure:
+        """The figure of one value per seed.
+
+        Its interval stays between `least` and `most` (None: no bound). `error`: standard deviation of each value, as
+        it was measured, from the true one of its seed.
+        """
+        mean, half, seeds = mean_interval(values, error)
         if not isfinite(half):
             return cls(mean, None, None, seeds)
         high = mean + half if most is None else min(mean + half, most)
@@ -56,6 +62,13 @@ class Figure:
         """The figure in another unit."""
         low, high = (None if value is None else factor * value for value in (self.low, self.high))
         return Figure(factor * self.mean, low, high, self.seeds)
+
+    def widened(self, below: float, above: float, least: float | None = 0.0) -> Figure:
+        """With an interval that reaches further, because the mean itself is not known exactly."""
+        if self.low is None or self.high is None:
+            return self
+        low = self.low - below
+        return replace(self, low=low if least is None else max(low, min(least, self.mean)), high=self.high + above)
 
     def moved(self, mean: float, least: float | None = 0.0) -> Figure:
         """Another value with an interval of the same width."""
@@ -130,6 +143,7 @@ class Appraiser:
         self._rates: dict[Layout, dict[float, None]] = {}
         self._searched: dict[Layout, _Searched] = {}
         self._varied_rate = rate
+        self._variations: Sequence[Variation] = VARIATIONS
 
     def check(self, layouts: Sequence[Layout], seeds: int = SEEDS) -> None:
         """Trials at the plan's rate."""
@@ -191,15 +205,21 @@ class Appraiser:
         self._know(layout, self.rate, seeds)
         yield self._checks(layout)
 
-    def variation_steps(self, layout: Layout, rate: float) -> Steps:
-        """The trials in which the load or the engines differ from those of the case. `rate`: as planned."""
+    def variation_steps(self, layout: Layout, rate: float, *, with_as_planned: bool) -> Steps:
+        """The trials in which the load or the engines differ from those of the case.
+
+        Args:
+            rate: as planned.
+            with_as_planned: without any difference too, because no other figures are comparable.
+        """
         self._varied_rate = rate
-        yield [task for each in VARIATIONS for task in self._variants(layout, each)]
+        self._variations = (AS_PLANNED, *VARIATIONS) if with_as_planned else VARIATIONS
+        yield [task for each in self._variations for task in self._variants(layout, each)]
 
     def variations(self, layout: Layout) -> list[Varied]:
         """The variations that were tried, judged as the plan's rate and the goodput are."""
         found = []
-        for each in VARIATIONS:
+        for each in self._variations:
             known = [self._trials.known(task) for task in self._variants(layout, each)]
             if trials := [trial for trial in known if trial is not None]:
                 attained = Figure.of([trial.met for trial in trials], 1.0)
@@ -256,7 +276,7 @@ class Appraiser:
         if self.goodput_is_least(layout):
             return Figure(together, None, None, seeds)
         singles = [goodput(self._carried(layout, [seed])) for seed in range(seeds)]
-        return Figure.of(singles).moved(together)
+        return Figure.of(singles, error=self._error(layout)).moved(together).widened(0.0, self._room(layout))
 
     def carried(self, layout: Layout, seeds: int | None = None) -> float:
         """The highest rate that it carries; 0 if it is not known. `seeds`: with the first ones only; None: with all."""
@@ -281,24 +301,44 @@ class Appraiser:
 
         None: it is not known what one of them carries, or only that it is the goodput or more.
         """
-        mine, others = self.goodput(layout), self.goodput(other)
-        if mine is None or others is None or self.goodput_is_least(layout) or self.goodput_is_least(other):
+        if (differences := self._differences(layout, other)) is None:
+            return None
+        mean, *singles = differences
+        error = hypot(self._error(layout), self._error(other))
+        figure = Figure.of(singles, least=None, error=error).moved(mean, None)
+        return figure.widened(self._room(other), self._room(layout), None)
+
+    def _differences(self, layout: Layout, other: Layout) -> list[float] | None:
+        """How much more the layout carries with all seeds that both have, then with each; None as for `gain`."""
+        if not (self.seeds(layout) and self.seeds(other)):
+            return None
+        if self.goodput_is_least(layout) or self.goodput_is_least(other):
             return None
         seeds = range(min(self.seeds(layout), self.seeds(other)))
-        mean, *singles = (
+        return [
             goodput(self._carried(layout, each)) - goodput(self._carried(other, each))
             for each in (seeds, *([seed] for seed in seeds))
-        )
-        return Figure.of(singles, least=None).moved(mean, None)
+        ]
+
+    def _room(self, layout: Layout) -> float:
+        """How much more than its goodput the layout may carry, because no rate in between was tried."""
+        return room(self._carried(layout, range(self.seeds(layout))))
+
+    def _error(self, layout: Layout) -> float:
+        """Standard deviation of what a single seed carries: anything between two rates that were tried is as likely."""
+        rooms = [room(self._carried(layout, [seed])) for seed in range(self.seeds(layout))]
+        return sqrt(fmean(each * each for each in rooms) / 12)
 
     def is_separate(self, best: Layout, other: Layout) -> bool:
         """Whether trials have shown that the other layout carries less: by more than the searches' precision, and with
-        all of the interval of the difference."""
-        gain = self.gain(best, other)
-        if gain is None or gain.low is None:
+        all of the interval of the difference between seeds."""
+        if (differences := self._differences(best, other)) is None:
             return False
+        mean, *singles = differences
+        # The precision is asked for on its own, so the interval is not widened by it.
+        gain = Figure.of(singles, least=None).moved(mean, None)
         precision = max(self.precision(best), self.precision(other))
-        return gain.low > 0 and self.carried(best) > precision * self.carried(other)
+        return gain.low is not None and gain.low > 0 and self.carried(best) > precision * self.carried(other)
 
     def precision(self, layout: Layout) -> float:
         """Of its goodput, which is known."""

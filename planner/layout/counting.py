@@ -141,6 +141,11 @@ class Counts:
         if self.rounds.missed > limits.missed * span.rounds or len(self._overdue) > limits.overdue * span.sessions:
             raise TooManyMissedError
 
+    @property
+    def overdue_share(self) -> float:
+        """The sessions that are overdue, as a share of the expected ones."""
+        return len(self._overdue) / self._span.sessions
+
     def close(self) -> float:
         """Count the rounds that are under way at the end and past their targets; returns the share of the sessions in
         time, of those that ended and those that are overdue."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.layout.appraisal import Appraised, Figure, Varied
 from planner.layout.case import PlanCase
 from planner.layout.demand import memory_needs
+from planner.layout.goodput import PRECISION
 from planner.layout.plan import GoodputPlan, NextStep
 from planner.layout.trial import Trial
 
@@ -31,7 +32,7 @@ class Slack:
     """How far a layout is from each limit: what it has, divided by what it needs (1: no reserve).
 
     Attributes:
-        prefill, decode: the target divided by the simulated P95, of the TTFT and of the time between tokens. None: the
+        prefill, decode: the target divided by the simulated P95, of the TTFT and of the rounds' mean ITL. None: the
             simulation has no such value.
         kv_memory, host_memory: with KV stores, KV memory holds the running rounds, and host memory the resident
             sessions. Without stores KV memory holds the sessions, and `host_memory` is None. Below 1 some KV of idle
@@ -58,7 +59,7 @@ def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
     simulated = appraised.simulated
     return Slack(
         _over(case.slo.ttft_s, simulated["ttft_s"]["p95"]),
-        _over(case.slo.itl_s, simulated["itl_s"]["p95"]),
+        _over(case.slo.itl_s, simulated["mean_itl_s"]["p95"]),
         kv_memory,
         case.gpus - appraised.layout.gpus,
         _binding(appraised, plan, _tight_memory(appraised, kv_memory, *host_memory)),
@@ -67,8 +68,8 @@ def slack_of(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> Slack:
 
 
 def p95_over_target(appraised: Appraised, case: PlanCase) -> float:
-    """The simulated P95 of TTFT and of ITL, each divided by its target: the larger of the two."""
-    ttft_s, itl_s = (appraised.simulated[key]["p95"] or 0.0 for key in ("ttft_s", "itl_s"))
+    """The simulated P95 of TTFT and of the rounds' mean ITL, each divided by its target: the larger of the two."""
+    ttft_s, itl_s = (appraised.simulated[key]["p95"] or 0.0 for key in ("ttft_s", "mean_itl_s"))
     return max(ttft_s / case.slo.ttft_s, itl_s / case.slo.itl_s)
 
 
@@ -98,6 +99,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         lines.append(_next(plan.next_step))
     if plan.tied:
         lines.append(_tied(plan))
+    lines += _higher_by_fewer_seeds(plan)
     if plan.stopped and plan.is_decided:
         lines.append(f"Some figures are missing, because {plan.stopped}. The search itself was complete.")
     elif plan.stopped:
@@ -172,10 +174,13 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     goal = "the fewest that carry it" if plan.has_fewest_gpus else "what carries most"
     if plan.is_estimated:
         goal = "the fewest that carry it, and ended with a guess that has a reserve,"
-    part = f"1/{plan.scale}"
+    load, part = f"{case.gpus} GPUs", f"1/{plan.scale} of the GPUs"
+    if plan.has_fewest_gpus or plan.is_estimated:
+        load += f" and {plan.rate:g} sessions/s"
+        part += f" at 1/{plan.scale} of the rate"
     searched = (
-        f"{case.gpus} GPUs and {plan.rate:g} sessions/s are too many to try layouts one by one. The search looked for "
-        f"{goal} on {part} of the GPUs at {part} of the rate, and each replica found stands for {plan.scale}."
+        f"{load} are too many to try layouts one by one. The search looked for {goal} on {part}, and each replica "
+        f"found stands for {plan.scale}."
     )
     if plan.copies < plan.scale:
         searched += (
@@ -235,8 +240,9 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
         line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
         if trial.refused:
             line += f", and {trial.refused:.0%} are refused or never come after a refusal"
-        if slack.binds == "sessions" and trial.is_whole:
-            line += f", and {1 - trial.in_time:.1%} of the sessions end too late"
+        if slack.binds == "sessions":
+            until = "end too late" if trial.is_whole else "are too late already when the simulation is stopped"
+            line += f", and {1 - trial.in_time:.1%} of the sessions {until}"
     memory = f"{slack.kv_memory:.1f} times the KV memory"
     if slack.host_memory is not None:
         memory += f" and {slack.host_memory:.1f} times the host memory"
@@ -292,14 +298,29 @@ def _tied(plan: GoodputPlan) -> str:
     return f"{names} may carry as much, because simulations do not tell them apart from it."
 
 
+def _higher_by_fewer_seeds(plan: GoodputPlan) -> list[str]:
+    """Why the first layout is the first one, although another one is shown with a higher goodput; else nothing."""
+    best, *others = (each.goodput for each in plan.layouts)
+    if plan.has_fewest_gpus or best is None:
+        return []
+    if not any(each is not None and each.mean > best.mean and each.seeds < best.seeds for each in others):
+        return []
+    return [
+        f"A layout below {plan.layouts[0].layout} is shown with a higher rate, but of fewer seeds. With the seeds that "
+        "all of them have, it carries no more."
+    ]
+
+
 def _next(step: NextStep) -> str:
     gpus = gpus_text(step.more_gpus)
     gain = step.gain
-    if gain.mean <= 0:
-        return (
-            f"The next {gpus} would buy nothing: the best layout found with them, {step.best.layout}, carries no more."
-        )
     between = "" if gain.low is None or gain.high is None else f" ({gain.low:+.2g} to {gain.high:+.2g})"
+    if gain.mean <= 0:
+        shown = f"{gain.mean:+.2g} sessions/s{between}" if between else f"less than it resolves ({PRECISION - 1:.0%})"
+        return (
+            f"The next {gpus} would buy nothing that the search shows: {shown}, with the best layout found, "
+            f"{step.best.layout}."
+        )
     unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
     return f"The next {gpus} would buy {gain.mean:+.2g} sessions/s{between}{unsure}, with {step.best.layout}."
 

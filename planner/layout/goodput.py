@@ -25,6 +25,12 @@ def goodput(carried: Mapping[float, bool]) -> float:
     return max((rate for rate, carries in carried.items() if carries and rate < failing), default=0.0)
 
 
+def room(carried: Mapping[float, bool]) -> float:
+    """How much more than the goodput may be carried: as far as the lowest rate that fails; 0 if there is none."""
+    failing = _lowest_failure(carried)
+    return failing - goodput(carried) if failing < inf else 0.0
+
+
 def is_least(carried: Mapping[float, bool]) -> bool:
     """Whether the goodput is only the least that is carried, because no rate above it was tried that fails."""
     return goodput(carried) > 0 and _lowest_failure(carried) == inf

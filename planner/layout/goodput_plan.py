@@ -26,7 +26,7 @@ from planner.layout.goodput import PRECISION
 from planner.layout.goodput_search import Search
 from planner.layout.layout import Layout
 from planner.layout.neighbours import filled, neighbours
-from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
+from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, by_goodput, time_over
 from planner.layout.race import race, ranking, tied
 from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
@@ -101,7 +101,9 @@ class _Planner:
                     self._search.most()
                 self._compare()
             self._decided()
-            varied = self._appraiser.variation_steps(self._shown[0], self._rate_per_copy())
+            varied = self._appraiser.variation_steps(
+                self._shown[0], self._rate_per_copy(), with_as_planned=self._wishes.scale > 1
+            )
             others = [self._appraiser.check_steps(layout, SEEDS) for layout in self._others()]
             self._trials.together([self._next_steps(), varied, *others])
         return self._plan()
@@ -326,6 +328,9 @@ class _Planner:
         # Where the time was over, only the first layout is still worth waiting for.
         known = [layout for layout in shown if layout == shown[0] or self._is_known(layout)]
         layouts = [self._appraised(layout) for layout in known]
+        if not self._has_fewest:
+            # The first one was chosen with the seeds that all of them have, the others are as good as their figures.
+            layouts = [layouts[0], *by_goodput(layouts[1:])]
         if not (self._has_fewest and self._wishes.scale > 1):
             layouts.sort(key=lambda each: not each.carries_rate)
         is_unsure = self._wishes.uses_all or self._is_estimated or search.none_carries

@@ -69,6 +69,9 @@ def counts_of(layout: Layout) -> Counts:
 
 
 def layout_of(counts: Counts) -> Layout:
+    """The layout of these replicas. A single mixed one has no others to prefill for, so it is co-located."""
+    if counts.total() == 1:
+        counts = Counter({(Role.DECODE if role is Role.MIXED else role, degree): 1 for role, degree in +counts})
     by_role = {
         role: replicas_of({degree: count for (of, degree), count in counts.items() if of is role}) for role in Role
     }

@@ -39,7 +39,7 @@ class GoodputPlan:
         has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
         rate: sessions per second that the layouts were checked at.
         next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
-        variations: the best layout under other circumstances.
+        variations: the best layout under other circumstances. Those of a part begin with the part as planned.
         stopped: why the simulations ended early; empty: they ended as planned.
         is_decided: the search had ended before the simulations were stopped, so only figures are missing. False also
             if the time was over before layouts that may carry as much were told apart.
@@ -87,6 +87,15 @@ class GoodputPlan:
     def carries(self) -> bool:
         """Whether the best layout carries the rate."""
         return self.layouts[0].carries_rate
+
+
+def by_goodput(layouts: Sequence[Appraised]) -> list[Appraised]:
+    """Those that carry the rate first, then those that carry most, by the figures that a plan shows."""
+
+    def rank(appraised: Appraised) -> tuple[bool, float]:
+        return not appraised.carries_rate, -appraised.goodput.mean if appraised.goodput is not None else 0.0
+
+    return sorted(layouts, key=rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Variation:
         tokens: factor of the prompts' new tokens.
     """
 
-    name: str = ""
+    name: str = "as planned"
     rate: float = 1.0
     seconds: float = 1.0
     tokens: float = 1.0
@@ -108,7 +108,8 @@ class Trial:
     Attributes:
         met: rounds within both targets.
         late, slow: rounds that were served and missed the TTFT target, and the ITL target.
-        in_time: sessions that ended in time (`planner.sustained`).
+        in_time: sessions that ended in time (`planner.sustained`). Of a trial that stopped: those that were not
+            too late yet.
         is_whole: the simulation ran to its end. Otherwise it stopped because too many rounds had missed.
         result: the keys of a simulation's result, if asked for.
         refused: rounds that no replica or the model can take, with those of the same sessions that never came after
@@ -172,7 +173,7 @@ class TrialTask:
         try:
             run = self._simulated(case, load, counts, span.end_s, span.start_s)
         except TooManyMissedError:
-            return _stopped(counts.rounds, span)
+            return _stopped(counts.rounds, counts.overdue_share, span)
         in_time = counts.close()
         rounds = counts.rounds
         due = rounds.met + rounds.missed
@@ -210,12 +211,15 @@ class TrialTask:
         )
 
 
-def _stopped(counts: RoundCounts, span: Span) -> Trial:
-    """The outcome of a trial that was stopped: shares of the expected rounds, and misses of those that ended."""
+def _stopped(counts: RoundCounts, overdue: float, span: Span) -> Trial:
+    """The outcome of a trial that was stopped: shares of the expected rounds, and misses of those that ended.
+
+    `overdue`: the share of the expected sessions that are too late.
+    """
     seen = counts.met + counts.missed
     late, slow, refused = (each / seen for each in (counts.late, counts.slow, counts.refused))
     most = max(1 - counts.missed / span.rounds, 0.0)
-    return Trial(min(counts.met / span.rounds, most), late, slow, 0.0, False, None, refused, most)
+    return Trial(min(counts.met / span.rounds, most), late, slow, max(1 - overdue, 0.0), False, None, refused, most)
 
 
 def _result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from planner.layout.demand import demand_of
 from planner.layout.fluid import fewest_gpus
 from planner.layout.layout import Layout
 from planner.layout.neighbours import filled
-from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, time_over
+from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, by_goodput, time_over
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
@@ -61,6 +62,8 @@ def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, en
     plan = replace(part, rate=rate, demand=demand_of(replace(case, rate=rate)), scale=scale, fuller=None, tied=())
     with Trials(replace(case, rate=rate), wishes.jobs, max(end_s - time.monotonic(), 0.0)) as trials:
         check = _Check(case, plan, part, trials)
+        if part.stopped == INTERRUPTED:
+            print(f"simulating the best layout once more, on all {case.gpus} GPUs; Ctrl-C skips that", file=sys.stderr)
         try:
             check.simulate(uses_all=wishes.uses_all)
         except (TimeOverError, KeyboardInterrupt) as end:
@@ -127,9 +130,11 @@ class _Check:
         keeps_variations = is_first and (not fewest or best.copies == fewest[0])
         keeps_step = is_first and best.appraised.carries_rate and not best.appraised.goodput_is_least
         tied = [each.appraised.layout for each in self._found[1:] if each.part.layout in self._part.tied]
+        others = [each.appraised for each in self._found[1:]]
+        others = others if plan.has_fewest_gpus else by_goodput(others)
         return replace(
             plan,
-            layouts=[each.appraised for each in self._found[:top]],
+            layouts=[best.appraised, *others][:top],
             copies=float(best.copies),
             is_enlarged=best.is_enlarged,
             variations=plan.variations if keeps_variations else [],

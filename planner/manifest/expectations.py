@@ -42,7 +42,7 @@ def expectations(
         "expected-attainment-rounds": simulated["attainment"]["rounds"],
         "expected-attainment-sessions": simulated["attainment"]["sessions"],
         "expected-ttft-p95-seconds": simulated["ttft_s"]["p95"],
-        "expected-itl-p95-seconds": simulated["itl_s"]["p95"],
+        "expected-itl-p95-seconds": simulated["mean_itl_s"]["p95"],
         "expected-local-rounds": local_share(simulated),
     }
     return {f"{PREFIX}{name}": _text(value) for name, value in values.items() if value is not None}

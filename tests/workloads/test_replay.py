@@ -15,6 +15,7 @@ SHARED_KEYS = {
     "ttft_initial_s": {"mean", "p50", "p95", "p99"},
     "ttft_incremental_s": {"mean", "p50", "p95", "p99"},
     "itl_s": {"mean", "p50", "p95", "p99"},
+    "mean_itl_s": {"mean", "p50", "p95", "p99"},
     "e2e_s": {"mean", "p50", "p95", "p99"},
     "routes": {"local", "remote"},
     "kv_bytes": {"history", "increment"},

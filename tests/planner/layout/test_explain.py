@@ -9,7 +9,7 @@ import pytest
 
 from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied
 from planner.layout.demand import Demand
-from planner.layout.explain import headroom_of, sentences, shortfall, slack_of
+from planner.layout.explain import headroom_of, p95_over_target, sentences, shortfall, slack_of
 from planner.layout.layout import Layout
 from planner.layout.plan import GoodputPlan, NextStep
 from planner.layout.trial import Trial
@@ -21,10 +21,11 @@ SIMULATED: dict[str, Any] = {
     "errors": 0,
     "lost_sessions": 0,
     "ttft_s": {"p95": 0.1},
-    "itl_s": {"p95": 0.01},
+    "itl_s": {"p95": 0.03},
+    "mean_itl_s": {"p95": 0.01},
 }
 FINE, LATE, SLOW = Trial(0.97, 0.03, 0.0, 1.0), Trial(0.8, 0.15, 0.05, 1.0), Trial(0.8, 0.05, 0.15, 1.0)
-STOPPED = Trial(0.4, 0.05, 0.0, 0.0, is_whole=False, most=0.96)
+STOPPED = Trial(0.4, 0.05, 0.0, 0.97, is_whole=False, most=0.96)
 BEST = Appraised(
     Layout(((1, 1),), ((2, 1),)),
     Figure(0.97, 0.96, 0.98, 3),
@@ -221,4 +222,33 @@ def test_the_gain_of_the_next_gpus_is_said_with_its_interval() -> None:
 
     assert "The next 1 GPU would buy +0.4 sessions/s (+0.2 to +0.6), with" in next_of(Figure(0.4, 0.2, 0.6, 3))
     assert "which may be chance" in next_of(Figure(0.4, -0.2, 1.0, 3))
-    assert "would buy nothing" in next_of(Figure(-0.1, -0.2, 0.0, 3))
+    nothing = next_of(Figure(-0.1, -0.2, 0.05, 3))
+    assert "would buy nothing that the search shows: -0.1 sessions/s (-0.2 to +0.05), with" in nothing
+    assert "would buy nothing that the search shows: less than it resolves (5%)" in next_of(Figure(0.0, None, None, 1))
+
+
+def test_the_time_between_tokens_is_that_which_rounds_are_judged_by() -> None:
+    assert slack_of(BEST, PLAN, CASE).decode == pytest.approx(CASE.slo.itl_s / 0.01), "not that of single gaps"
+    assert p95_over_target(BEST, CASE) == pytest.approx(max(0.1 / CASE.slo.ttft_s, 0.01 / CASE.slo.itl_s))
+
+
+def test_late_sessions_of_a_trial_that_stopped_are_counted_until_then() -> None:
+    text = explained(replace(PLAN, layouts=[replace(BEST, curve=[(2.0, FINE), (3.2, STOPPED)])]))
+    assert "and 3.0% of the sessions are too late already when the simulation is stopped" in text
+
+
+def test_the_rate_of_a_part_is_said_where_a_rate_is_wanted() -> None:
+    seen = replace(BEST, simulated=SIMULATED | {"sessions": 300})
+    plan = replace(PLAN, layouts=[seen], scale=2)
+    assert "on 1/2 of the GPUs at 1/2 of the rate" in explained(replace(plan, has_fewest_gpus=True))
+    most = explained(plan)
+    assert "4 GPUs are too many to try layouts one by one" in most
+    assert "what carries most on 1/2 of the GPUs, and" in most
+
+
+def test_a_higher_rate_of_fewer_seeds_below_the_first_layout_is_explained() -> None:
+    def with_other(goodput: Figure) -> str:
+        return explained(replace(PLAN, layouts=[BEST, replace(BEST, layout=Layout((), ((4, 1),)), goodput=goodput)]))
+
+    assert "is shown with a higher rate, but of fewer seeds" in with_other(Figure(3.5, None, None, 1))
+    assert "of fewer seeds" not in with_other(Figure(2.9, None, None, 1))

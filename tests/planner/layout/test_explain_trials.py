@@ -26,7 +26,7 @@ SIMULATED: dict[str, Any] = {
     "errors": 0,
     "lost_sessions": 0,
     "ttft_s": {"p95": 0.1},
-    "itl_s": {"p95": 0.01},
+    "mean_itl_s": {"p95": 0.01},
 }
 NOISE = st.lists(st.floats(-0.15, 0.1), min_size=7, max_size=7)
 RATE = 2.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from ampd.types import Role
@@ -21,6 +23,13 @@ def test_a_move_stays_within_the_gpus_and_leaves_an_owner_of_sessions() -> None:
         for layout in found:
             assert layout.gpus <= most
             assert layout.decode or layout.mixed
+
+
+def test_a_single_mixed_replica_is_co_located() -> None:
+    alone = Layout((), ((8, 1),))
+    assert layout_of(Counter({(Role.MIXED, 8): 1})) == alone
+    assert layout_of(Counter({(Role.MIXED, 8): 2})) == Layout((), (), ((8, 2),))
+    assert not any(layout.mixed and not layout.decode for layout in neighbours(alone, (8,), 8))
 
 
 @pytest.mark.parametrize(

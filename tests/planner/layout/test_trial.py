@@ -130,6 +130,7 @@ def test_a_trial_stops_when_too_many_sessions_are_overdue() -> None:
     assert whole.in_time < 0.9
     assert not whole.carries(0.0)
     assert not stopped.is_whole
+    assert 0 < 1 - stopped.in_time < 1, "those that were too late until then"
 
 
 def test_trials_are_ranked_by_what_they_miss_most() -> None:

@@ -15,7 +15,7 @@ from planner.layout.demand import Demand
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
-from planner.layout.plan import GoodputPlan, Wishes
+from planner.layout.plan import INTERRUPTED, GoodputPlan, Wishes
 from planner.layout.trial import Trial, TrialTask
 from planner.layout.whole import scale_of
 
@@ -57,7 +57,7 @@ def test_a_large_cluster_is_planned_in_parts_and_has_figures_of_several_seeds(mo
         assert checked.simulated["rounds"] > 0
         assert checked.goodput is not None
         assert checked.goodput.mean >= plan.rate > 0
-        assert [each.variation.name for each in plan.variations][:2] == ["20 % less load", "20 % more load"]
+        assert [each.variation.name for each in plan.variations][:2] == ["as planned", "20 % less load"]
         assert rate in {plan.rate, 0.0}
     assert plan.next_step is not None
     assert plan.next_step.more_gpus == 2
@@ -185,7 +185,12 @@ ALTERNATIVES = Layout(((1, 1),), ((1, 1),)), Layout((), ((1, 2),))
 
 
 def planned_with(
-    goodputs: dict[Layout, float], monkeypatch: pytest.MonkeyPatch, *, wholes_fail: Callable[[Layout], bool]
+    goodputs: dict[Layout, float],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    wholes_fail: Callable[[Layout], bool],
+    uses_all: bool = False,
+    stopped: str = "",
 ) -> GoodputPlan:
     """A plan of 120 sessions/s on 12 GPUs, of whose quarter the best layouts and their goodputs are given."""
     first, *others = goodputs
@@ -212,7 +217,8 @@ def planned_with(
         10,
         has_fewest_gpus=True,
     )
-    return whole.whole_plan(case, part, 4, Wishes(jobs=1, budget_s=MUCH), inf)
+    part = replace(part, stopped=stopped, has_fewest_gpus=not uses_all)
+    return whole.whole_plan(case, part, 4, Wishes(uses_all, jobs=1, budget_s=MUCH), inf)
 
 
 def test_alternatives_of_a_large_cluster_have_as_many_copies_as_carry_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,3 +269,24 @@ def test_a_check_that_is_stopped_keeps_the_alternatives_until_then(monkeypatch: 
     assert [each.layout for each in plan.layouts] == [Layout(((1, 3),), ((1, 3),))]
     assert plan.is_checked
     assert plan.stopped == "it was interrupted"
+
+
+def test_after_an_interruption_one_line_says_that_the_whole_is_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    split, colocated = ALTERNATIVES
+    goodputs = {split: 40.0, colocated: 39.0}
+    planned_with(goodputs, monkeypatch, wholes_fail=lambda _: False)
+    assert "once more" not in capsys.readouterr().err
+    planned_with(goodputs, monkeypatch, wholes_fail=lambda _: False, stopped=INTERRUPTED)
+    assert capsys.readouterr().err.count("simulating the best layout once more, on all") == 1
+
+
+def test_alternatives_for_the_most_goodput_are_ordered_by_the_goodput_that_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, more, less = Layout((), ((1, 2),)), Layout(((1, 1),), ((1, 1),)), Layout((), ((2, 1),))
+    goodputs = {first: 40.0, less: 36.0, more: 38.0}
+    plan = planned_with(goodputs, monkeypatch, wholes_fail=lambda _: False, uses_all=True)
+    shown = [each.goodput.mean for each in plan.layouts if each.goodput is not None]
+    assert shown == [160.0, 152.0, 144.0]

@@ -88,7 +88,7 @@ def test_the_annotations_are_what_the_plan_expects(tmp_path: Path, capsys: pytes
         "expected-attainment-rounds": seen["attainment"]["rounds"],
         "expected-attainment-sessions": seen["attainment"]["sessions"],
         "expected-ttft-p95-seconds": seen["ttft_s"]["p95"],
-        "expected-itl-p95-seconds": seen["itl_s"]["p95"],
+        "expected-itl-p95-seconds": seen["mean_itl_s"]["p95"],
         "expected-local-rounds": seen["routes"]["local"] / sum(seen["routes"].values()),
         "rate-sessions-per-second": 12,
         "gpus": layout["gpus"],
@@ -138,7 +138,7 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, capsys: pytest.Capt
     assert annotations["ampd.dev/model"] == result["performance_model"]["model"]
     assert annotations["ampd.dev/gpu"] == result["performance_model"]["gpu"]
     assert annotations["ampd.dev/seed"] == "3"
-    assert result["layouts"][0]["simulated"]["itl_s"]["p95"] is None
+    assert result["layouts"][0]["simulated"]["mean_itl_s"]["p95"] is None
     assert "ampd.dev/expected-itl-p95-seconds" not in annotations
     assert str(tmp_path) not in file.read_text(encoding="utf-8")
     assert "no tool-call parser is known for My-Model" in err
