@@ -42,9 +42,10 @@ def first_error(log: Path, _code: int) -> str:
 def late_error(log: Path, code: int) -> str:
     """What ended a process that had served, or was started again: an exception or the last error in its last lines.
 
-    Errors before it are those of requests, which a process survives. One that was killed has not logged why.
+    Errors before it are those of requests, which a process survives. One that was killed has not logged why. One that
+    ended because its child was killed has.
     """
-    if _signal_number(code) in (signal.SIGKILL, signal.SIGTERM):
+    if -code in (signal.SIGKILL, signal.SIGTERM):
         return "it had no time to log why"
     lines = log_lines(log)[-_LAST_LINES:]
     if any(_WATCH_ENDED in line for line in lines):
