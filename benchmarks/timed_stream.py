@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from ampd.errors import RunError
-from ampd.wire import IN_COMMENT, RELAY_HEADER, refusal_in
+from ampd.relay_mark import RelayMark
+from ampd.wire import RELAY_HEADER, refusal_in
 
 _FIRST = b"\ndata: "
 _MESSAGE = re.compile(r'"message":\s*("(?:[^"\\]|\\.)*")')
@@ -31,7 +32,7 @@ async def timed_stream(url: str, body: Mapping[str, Any], headers: str) -> tuple
     """
     parts, payload = httpx.URL(url), json.dumps(body).encode()
     # As the status relay marks its requests: without it the frontend hides the status and the reason of a refusal.
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.host}\r\n{RELAY_HEADER}: {IN_COMMENT}\r\n{headers}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.host}\r\n{RELAY_HEADER}: {RelayMark.fresh()}\r\n{headers}"
     head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     start_s = time.perf_counter()
     reader, writer = await asyncio.open_connection(parts.host, parts.port)

@@ -156,7 +156,7 @@ class Replica:
     ) -> None:
         self._targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
-        deaths = WorkerDeaths(announce=lambda death: self._spawn(self.services.access.announce_death(death)))
+        deaths = WorkerDeaths(announce=lambda death: self._spawn(self.services.access.announce(death)))
         limits = SessionLimits(60.0, per_graph=max_sessions)
         sessions = SessionMemory(1 << 20, limits)
         self.view = ClusterView(
