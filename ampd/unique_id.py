@@ -1,4 +1,4 @@
-"""Ids that no other process and no other call gets, for a seventh of what `uuid4` costs: five are in each round.
+"""Ids that no other process and no other call gets. They cost a seventh of `uuid4`, because each round needs five.
 
 They can be guessed from one another. So they name things (rounds, calls, tasks, requests of engines), and give nobody a
 right. What must not be guessed is random each time: leases of pages, the numbers in the signatures of calls,

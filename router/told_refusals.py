@@ -6,19 +6,15 @@ question must not be served, because its client has been refused already. So coo
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from ampd.state.store import RequestRefused
 from ampd.wire import OVERLOADED, Refused
+from router.echoes import Echoes, until_heard
 
 MEMORY_S = 10.0
 """The relay asks at once."""
-
-TOLD_S = 0.5
-"""Longest wait until the other coordinators have heard of a refusal. Without the shared state they never do."""
 
 _MAX_REMEMBERED = 4096
 
@@ -40,7 +36,7 @@ class ToldRefusals:
         self._clock = clock
         self._announce = announce
         self._refused: dict[str, tuple[float, Refused]] = {}
-        self._untold: dict[str, asyncio.Event] = {}
+        self._echoes = Echoes()
 
     async def add(self, request: str, refused: Refused, *, is_found_anywhere: bool) -> None:
         """Remember a refusal, before its client knows it.
@@ -52,20 +48,15 @@ class ToldRefusals:
         self._remember(request, refused)
         if is_found_anywhere or refused.status == OVERLOADED:
             return
-        told = self._untold[request] = asyncio.Event()
-        self._announce(RequestRefused(request, refused.status, refused.message))
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TOLD_S):
-                    await told.wait()
-        finally:
-            self._untold.pop(request, None)
+        news = RequestRefused(request, refused.status, refused.message)
+        echo = self._echoes.of(news)
+        self._announce(news)
+        await until_heard([echo])
 
     def announced(self, news: RequestRefused) -> None:
         """A coordinator, perhaps this one, has announced a refusal."""
         self._remember(news.request, Refused(news.status, news.message))
-        if told := self._untold.get(news.request):
-            told.set()
+        self._echoes.heard(news)
 
     def of(self, request: str) -> Refused | None:
         """The refusal of this request; None: it is not known here."""

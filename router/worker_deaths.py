@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
 
 from ampd.session_key import tenant_key
 from ampd.state.store import DeathNews, RequestServed, WorkerDied
 from ampd.wire import with_retry_after
+from router.echoes import Echoes, until_heard
 from router.round_errors import RoundRefusedError
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ MEMORY_S = 600.0
 
 SHARED_PAUSE_S = 10.0
 """Pause after the second death of a request that shares its deaths with others; each further death doubles it."""
-
-TOLD_S = 0.5
-"""Longest wait until the other coordinators have heard of a death. Without the shared state they never do."""
 
 _MAX_REMEMBERED = 4096
 _PROMPT = "prompt "
@@ -66,7 +63,7 @@ class WorkerDeaths:
         self._announce = announce
         self._deaths: dict[str, set[_Death]] = {}
         self._expiries_s: dict[str, float] = {}
-        self._untold: dict[WorkerDied, asyncio.Event] = {}
+        self._echoes = Echoes()
         self.count = 0
 
     def of_request(self, request_id: str, prompt: bytes, tenant: str = "") -> RequestDeaths:
@@ -86,19 +83,16 @@ class WorkerDeaths:
         """
         self.count += 1
         self._note(death)
-        told = self._untold[death] = asyncio.Event()
-        while len(self._untold) > _MAX_REMEMBERED:
-            del self._untold[next(iter(self._untold))]  # no announcement comes while the shared state is away
+        echo = self._echoes.of(death)
         self._announce(death)
-        return told
+        return echo
 
     def announced(self, news: DeathNews) -> None:
         """A coordinator, perhaps this one, has announced a death, or that a request was served."""
         match news:
             case WorkerDied():
                 self._learn(news)
-                if told := self._untold.pop(news, None):
-                    told.set()
+                self._echoes.heard(news)
             case RequestServed(request):
                 self.forget(*request)
 
@@ -164,7 +158,7 @@ class RequestDeaths:
         self._request_id = request_id
         self._prompt = prompt
         self._tenant = tenant
-        self._told: list[asyncio.Event] = []
+        self._echoes: list[asyncio.Event] = []
 
     def check(self) -> None:
         """Refuse the request if too many workers died under it.
@@ -195,18 +189,15 @@ class RequestDeaths:
         Raises:
             RoundRefusedError: the request must not be tried again now, see `check`.
         """
-        self._told.append(self._deaths.add(WorkerDied(worker_id, self._keys(), start)))
+        self._echoes.append(self._deaths.add(WorkerDied(worker_id, self._keys(), start)))
         self.check()
 
     async def told(self) -> None:
-        """Wait until the other coordinators know, before the client does, or for `TOLD_S`.
+        """Wait until the other coordinators know, before the client does, at most for `router.echoes.TOLD_S`.
 
         A client that sends the request again at once, as the status relay does, may reach any of them.
         """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TOLD_S):
-                for told in self._told:
-                    await told.wait()
+        await until_heard(self._echoes)
 
     def survived(self) -> None:
         """The request was served to its end, so that the deaths were not its fault."""

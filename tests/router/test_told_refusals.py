@@ -13,7 +13,7 @@ from ampd.policies import registry
 from ampd.relay_mark import RelayMark, relay_mark
 from ampd.state.store import RequestRefused
 from ampd.wire import OVERLOADED, RELAYED, Refused, refusal_in
-from router import told_refusals
+from router import echoes, told_refusals
 from router.coordinator import Coordinator
 from router.policies import CoordinatorPolicies
 from router.round_errors import WorkerRefusedError
@@ -134,7 +134,7 @@ async def test_a_question_without_any_worker_is_503() -> None:
 
 
 async def test_the_client_waits_until_the_others_know_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told_refusals, "TOLD_S", 3600.0)
+    monkeypatch.setattr(echoes, "TOLD_S", 3600.0)
     told: list[RequestRefused] = []
     refusals = ToldRefusals(lambda: 0.0, told.append)
     adding = asyncio.create_task(refusals.add("a", Refused(400, "wrong"), is_found_anywhere=False))
@@ -145,7 +145,7 @@ async def test_the_client_waits_until_the_others_know_and_no_longer(monkeypatch:
     await refusals.add("b", Refused(429, "full"), is_found_anywhere=False)
     await refusals.add("c", Refused(503, "none"), is_found_anywhere=True)
     assert told == [RequestRefused("a", 400, "wrong")]
-    monkeypatch.setattr(told_refusals, "TOLD_S", 0.0)
+    monkeypatch.setattr(echoes, "TOLD_S", 0.0)
     await refusals.add("d", Refused(400, "wrong"), is_found_anywhere=False)
     assert refusals.of("d") == Refused(400, "wrong"), "without the shared state it is known here"
 

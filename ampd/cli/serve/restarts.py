@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+FIRST_PAUSE_S = 0.5
+"""Each further one is twice as long."""
 MOST = 5
 """Restarts one after the other."""
 LASTING_S = 60.0
@@ -26,7 +27,7 @@ class Restarts:
             self._count = 0
         if self._count >= MOST:
             return None
-        pause_s = min(FIRST_PAUSE_S * 2.0**self._count, LONGEST_PAUSE_S)
+        pause_s = FIRST_PAUSE_S * 2.0**self._count
         self._count += 1
         self._started_s = ended_s + pause_s
         return pause_s

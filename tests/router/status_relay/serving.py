@@ -3,7 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import aiohttp
 from aiohttp import web
+
+from router.status_relay.health import HEALTH_PATH
+from router.status_relay.relay import Relay
 
 
 @asynccontextmanager
@@ -13,3 +17,16 @@ async def serving(runner: web.AppRunner) -> AsyncIterator[str]:
     host, port = runner.addresses[0][:2]
     yield f"http://{host}:{port}"
     await runner.cleanup()
+
+
+@asynccontextmanager
+async def client_of_relay(
+    frontend: web.AppRunner, health_path: str = HEALTH_PATH
+) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of a relay that stands before the frontend."""
+    async with (
+        serving(frontend) as behind,
+        serving(Relay(behind, health_path=health_path).runner()) as url,
+        aiohttp.ClientSession(url) as client,
+    ):
+        yield client

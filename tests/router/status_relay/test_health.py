@@ -2,13 +2,11 @@
 
 import json
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from router.status_relay.health import public_health
-from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import client_of_relay
 
 COORDINATOR = {
     "component": "coordinator",
@@ -47,9 +45,7 @@ async def test_the_relay_answers_with_the_frontends_status(path: str, status: in
     app = web.Application()
     app.router.add_get(path, health)
     async with (
-        serving(web.AppRunner(app)) as behind,
-        serving(Relay(behind, health_path=path).runner()) as url,
-        aiohttp.ClientSession(url) as client,
+        client_of_relay(web.AppRunner(app), health_path=path) as client,
         client.get(f"{path}?full=1") as answer,
     ):
         assert (answer.status, await answer.json()) == (status, SHOWN)

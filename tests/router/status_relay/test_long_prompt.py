@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 
 from router.status_relay.long_prompt import as_completion
-from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import client_of_relay
 
 SAYS = "This model's maximum context length is 20 tokens. However, your messages resulted in 30 tokens."
 
@@ -45,9 +44,7 @@ class Frontend:
 @asynccontextmanager
 async def asked(frontend: Frontend, body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
     async with (
-        serving(web.AppRunner(frontend.application())) as behind,
-        serving(Relay(behind).runner()) as url,
-        aiohttp.ClientSession(url) as client,
+        client_of_relay(web.AppRunner(frontend.application())) as client,
         client.post("/v1/messages", json=body, headers={"x-tenant-id": "acme"}) as answer,
     ):
         yield answer

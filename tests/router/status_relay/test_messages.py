@@ -13,8 +13,7 @@ from aiohttp import web
 
 from ampd.relay_mark import RelayMark, relay_mark
 from ampd.wire import RELAY_HEADER, Refused, refusal_text, with_retry_after
-from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import client_of_relay
 
 PATH = "/v1/messages"
 FULL = Refused(429, with_retry_after("the queue is full", 7.2))
@@ -74,9 +73,7 @@ class Frontend:
 async def asked(frontend: Frontend, **body: Any) -> AsyncIterator[aiohttp.ClientResponse]:
     """The answer to a client of the relay."""
     async with (
-        serving(web.AppRunner(frontend.application())) as behind,
-        serving(Relay(behind).runner()) as url,
-        aiohttp.ClientSession(url) as client,
+        client_of_relay(web.AppRunner(frontend.application())) as client,
         client.post(PATH, json={"model": "m", **body}) as answer,
     ):
         yield answer

@@ -16,7 +16,7 @@ from ampd.relay_mark import relay_mark
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
 from router.status_relay import relay, second_question
 from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import client_of_relay, serving
 
 FULL = Refused(429, with_retry_after("the queue is full", 7.2))
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
@@ -87,11 +87,7 @@ class Frontend:
 @asynccontextmanager
 async def relayed() -> AsyncIterator[tuple[Frontend, aiohttp.ClientSession]]:
     frontend = Frontend()
-    async with (
-        serving(frontend.runner()) as behind,
-        serving(Relay(behind).runner()) as url,
-        aiohttp.ClientSession(url) as client,
-    ):
+    async with client_of_relay(frontend.runner()) as client:
         yield frontend, client
 
 

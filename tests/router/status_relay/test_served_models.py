@@ -9,8 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import client_of_relay
 
 CHATS, MESSAGES = "/v1/chat/completions", "/v1/messages"
 
@@ -46,11 +45,7 @@ class Frontend:
 @asynccontextmanager
 async def relayed() -> AsyncIterator[tuple[Frontend, aiohttp.ClientSession]]:
     frontend = Frontend()
-    async with (
-        serving(frontend.runner()) as behind,
-        serving(Relay(behind).runner()) as url,
-        aiohttp.ClientSession(url) as client,
-    ):
+    async with client_of_relay(frontend.runner()) as client:
         yield frontend, client
 
 
