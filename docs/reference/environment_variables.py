@@ -204,13 +204,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _NIXL,
     ),
     Variable(
-        ("UCX_ADAPTIVE_PROGRESS",),
-        "UCX",
-        "Whether UCX polls only the interfaces that it has seen traffic on. SGLang workers set `n` unless it is set, "
-        "because UCX sometimes misses the first traffic on a busy machine, and reads from that worker then hang.",
-        _NIXL,
-    ),
-    Variable(
         ("UCX_LOG_FILE", "UCX_PROTO_INFO"),
         "UCX",
         "Where UCX logs, and whether it logs the protocol that it chose for each operation. `ampd doctor` sets them "

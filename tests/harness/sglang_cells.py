@@ -159,7 +159,7 @@ class Cells:
             assert first.cached_tokens >= kept_tokens, (session, number)
             if is_remote:
                 computed_tokens = played.decode.prompt_tokens - played.decode.cached_tokens
-                assert computed_tokens <= self.model.grain_tokens + 1, (session, number)
+                assert computed_tokens <= self.model.grain_tokens + 1, (session, number, played.to_decode)
             kept_tokens = len(prompt) + NEW - self.model.slack_tokens(len(prompt))
             if name != "alternating":
                 await _forget_device(pair.prefill, pair.decode)

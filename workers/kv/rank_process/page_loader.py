@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from queue import SimpleQueue
+from queue import Queue
 from typing import Any, Protocol
 
 import torch
@@ -57,7 +57,7 @@ class PageLoader:
         self._stream = torch.cuda.Stream() if on_gpu else None
         self._queued: dict[str, Load] = {}
         self._started: dict[int, list[str]] = {}
-        self._jobs: SimpleQueue[tuple[int, dict[str, Load], Any] | None] = SimpleQueue()
+        self._jobs: Queue[tuple[int, dict[str, Load], Any] | None] = Queue()
         self._thread = threading.Thread(target=self._run, name="ampd-kv-load", daemon=True)
         self._thread.start()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any
 from uuid import uuid4
 
@@ -25,10 +24,6 @@ _ABANDONED_POLL_S = 0.05
 """While only reads are left that were given up, for example from a peer that is frozen."""
 _LEASED_POLL_S = 0.001
 """While a peer may read, this side of the transport must be driven: NIXL's own thread would spin."""
-
-_UCX_POLLING = "UCX_ADAPTIVE_PROGRESS"
-"""By default UCX polls a network interface only after a first event of it. On a busy machine it misses that event at
-about one agent of a thousand, and all reads from that worker then hang. With `n` it polls all interfaces."""
 
 _FORGET_S = 600.0
 
@@ -75,7 +70,6 @@ class NixlTransport:
 
     def __init__(self, address: int, size_bytes: int, forget_after_s: float = _FORGET_S) -> None:
         # Without NIXL's own progress thread: it spins on a core even when nothing moves.
-        os.environ.setdefault(_UCX_POLLING, "n")
         config = nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
         self._agent: Any = nixl_agent(f"ampd-{uuid4().hex}", config)
         self._registered = self._agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
@@ -84,7 +78,7 @@ class NixlTransport:
         self._forget_after_s = forget_after_s
         self._remotes: dict[str, _Known] = {}
         self._leaving: list[_Known] = []
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._jobs: Queue[Callable[[], None] | None] = Queue()
         self._active: list[_Read] = []
         self._leased_until_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ampd-kv-nixl", daemon=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -217,16 +216,3 @@ def test_the_descriptor_of_a_store_lets_its_owner_write_there(stack: ExitStack) 
     assert theirs.memory[:512] == bytes([1] * 512)
     handle.release()
     agent.remove_remote_agent(name)
-
-
-@pytest.mark.parametrize("chosen", [None, "y"])
-def test_ucx_polls_interfaces_without_traffic_unless_the_user_chose(
-    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, chosen: str | None
-) -> None:
-    """By default UCX may miss the first traffic of an interface, and reads hang then."""
-    monkeypatch.setenv("UCX_ADAPTIVE_PROGRESS", "later")  # restored at the end
-    monkeypatch.delenv("UCX_ADAPTIVE_PROGRESS")
-    if chosen:
-        monkeypatch.setenv("UCX_ADAPTIVE_PROGRESS", chosen)
-    store(stack, "A", 1)
-    assert os.environ["UCX_ADAPTIVE_PROGRESS"] == (chosen or "n")
