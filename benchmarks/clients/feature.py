@@ -62,11 +62,7 @@ class Feature:
     fault: str = ""
 
 
-WRONG_ANSWERS, REFUSED_REQUESTS, HIDDEN_REASONS = (
-    "answers-that-are-wrong",
-    "requests-that-are-refused",
-    "reasons-that-do-not-reach-the-client",
-)
+WRONG_ANSWERS, REFUSED_REQUESTS = "answers-that-are-wrong", "requests-that-are-refused"
 """Sections of docs/dynamo-known.md."""
 
 PYTHON, NODE = "Python", "Node"
