@@ -203,6 +203,9 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
         f"{searched} The whole cluster was simulated {times}, with {best.simulated['sessions']} sessions: "
         f"{best.layout} {check} the rate there. Such a short check does not show work that piles up slowly."
     )
+    if not plan.is_settled:
+        untried = "Fewer copies, which may do," if best.carries_rate else "More copies, which may carry it,"
+        found += f" {untried} were not simulated, because {plan.stopped}."
     if not best.carries_rate and best.goodput is not None:
         return f"{found} The rate that it carries was found by such short checks too."
     if best.goodput is None:
@@ -210,7 +213,9 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     what = "What it carries" if plan.next_step is None else "What it carries, and what more GPUs buy,"
     found += f" {what} is known from long simulations of the part, times {plan.copies:.3g}."
     if len(plan.layouts) > 1:
-        found += " The other layouts were judged in the same way, by one simulation of the whole each."
+        many = any(each.attainment.seeds > 1 for each in plan.layouts[1:])
+        seeds = "one simulation" + (" or several" if many else "")
+        found += f" The other layouts were judged in the same way, by {seeds} of the whole each."
     return found
 
 

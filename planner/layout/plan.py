@@ -60,6 +60,8 @@ class GoodputPlan:
             not known.
         is_enlarged: the first layout has more copies than its part's goodput asks for, because the whole did not carry
             the rate with fewer.
+        is_settled: the number of copies was searched to its end. Else the first layout carries the rate, and fewer
+            copies may do too, or it fails, and more may carry it.
     """
 
     layouts: list[Appraised]
@@ -79,6 +81,7 @@ class GoodputPlan:
     none_carries: bool = False
     carried_rate: float = 0.0
     is_enlarged: bool = False
+    is_settled: bool = True
     filled_gpus: int = 0
     fuller: tuple[Layout, str] | None = None
     tied: Sequence[Layout] = ()

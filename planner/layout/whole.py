@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
+from statistics import fmean
 from typing import NamedTuple
 
 from planner.layout.appraisal import SEEDS, Appraised, Figure, carried_on_average
@@ -52,24 +53,27 @@ def scale_of(case: PlanCase, *, uses_all: bool) -> int:
 def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, end_s: float) -> GoodputPlan:
     """The plan of a part of the cluster for the whole one.
 
-    The first layout is simulated with several seeds, then each alternative with one. Without any simulation of the
+    The first layout is simulated with several seeds, then each alternative with one. After Ctrl-C in the search of the
+    part the first one is simulated with one seed, and there are no alternatives. Without any simulation of the
     first one the figures are those of the part, times `scale`, and it has no alternatives.
 
     Args:
-        end_s: monotonic time at which these simulations are given up. Ctrl-C ends them too.
+        end_s: monotonic time at which these simulations are given up. Ctrl-C ends them too. What they showed until then
+            is kept: a layout that failed is not shown with the figures of its part.
     """
     rate = part.rate * scale
     plan = replace(part, rate=rate, demand=demand_of(replace(case, rate=rate)), scale=scale, fuller=None, tied=())
     with Trials(replace(case, rate=rate), wishes.jobs, max(end_s - time.monotonic(), 0.0)) as trials:
-        check = _Check(case, plan, part, trials)
+        check = _Check(case, plan, part, trials, wishes)
         if part.stopped == INTERRUPTED:
             print(f"simulating the best layout once more, on all {case.gpus} GPUs; Ctrl-C skips that", file=sys.stderr)
         try:
-            check.simulate(uses_all=wishes.uses_all)
-        except (TimeOverError, KeyboardInterrupt) as end:
-            is_interrupted = isinstance(end, KeyboardInterrupt)
-            check.stopped = part.stopped or (INTERRUPTED if is_interrupted else time_over(wishes.budget_s))
-        return check.plan(wishes.top)
+            check.simulate()
+        except KeyboardInterrupt:
+            # It came between two simulations.
+            check.stop(INTERRUPTED)
+            check.simulate()
+        return check.plan()
 
 
 class _Whole(NamedTuple):
@@ -79,48 +83,62 @@ class _Whole(NamedTuple):
         part: the layout of the part.
         copies: of the part, which it consists of, beside replicas on GPUs that were left.
         is_enlarged: fewer copies should carry the rate, and simulations showed that they do not.
+        is_settled: the search of the number of copies came to its end.
     """
 
     appraised: Appraised
     part: Appraised
     copies: Fraction
     is_enlarged: bool = False
+    is_settled: bool = True
 
 
 class _Check:
     """The simulations of one whole cluster.
 
+    Once they are stopped, what is known decides.
+
     Args:
         plan: what does not depend on simulations of the whole.
-
-    Attributes:
-        stopped: why they ended early; empty: they ended as planned.
     """
 
-    def __init__(self, case: PlanCase, plan: GoodputPlan, part: GoodputPlan, trials: Trials) -> None:
-        self._case, self._plan, self._part, self._trials = case, plan, part, trials
+    def __init__(self, case: PlanCase, plan: GoodputPlan, part: GoodputPlan, trials: Trials, wishes: Wishes) -> None:
+        self._case, self._plan, self._part, self._trials, self._wishes = case, plan, part, trials, wishes
         self._found: list[_Whole] = []
-        self.stopped = part.stopped
+        self._stopped = ""
+        self._is_decided = True
 
-    def simulate(self, *, uses_all: bool) -> None:
-        """Simulate the layouts of the part as whole clusters, the best one first."""
+    def stop(self, why: str) -> None:
+        """Make no further simulations."""
+        self._stopped = why
+
+    def simulate(self) -> None:
+        """Simulate the layouts of the part as whole clusters, the best one first. After Ctrl-C only that one."""
         best, *others = self._part.layouts
-        if uses_all:
-            self._found.append(self._best_filled(best))
-            for each in others:
-                self._found.append(self._filled(each))
+        uses_all = self._wishes.uses_all
+        is_last = self._part.stopped == INTERRUPTED
+        seeds = 1 if is_last else SEEDS
+        first = self._best_filled(best, seeds) if uses_all else self._sized(best, seeds)
+        self._found = [] if first is None else [first]
+        if first is None:
             return
-        self._found.append(self._sized(best, SEEDS))
+        if is_last:
+            # Without a rate to carry, alternatives do not replace the best layout.
+            self._is_decided &= uses_all or not others
+            return
+        if uses_all:
+            self._found += [whole for each in others if (whole := self._filled(each)) is not None]
+            return
         # Most of them carry the rate with the copies that should do. Those simulations share the cores.
-        self._trials.trials([self._task(layout, self._plan.rate, 0) for layout in map(self._expected, others)])
-        for each in others:
-            self._found.append(self._sized(each, 1))
-        self._found[1:] = sorted(self._found[1:], key=_order)
+        self._made([self._task(layout, self._plan.rate, 0) for layout in map(self._expected, others)])
+        sized = [self._sized(each, 1) for each in others]
+        self._found += sorted((whole for whole in sized if whole is not None and whole.is_settled), key=_order)
         self._replace_best()
 
-    def plan(self, top: int) -> GoodputPlan:
+    def plan(self) -> GoodputPlan:
         """The plan, as far as it was simulated."""
-        plan = replace(self._plan, stopped=self.stopped)
+        is_decided = self._plan.is_decided and self._is_decided
+        plan = replace(self._plan, stopped=self._part.stopped or self._stopped, is_decided=is_decided)
         if not self._found:
             return self._unchecked(plan)
         best = self._found[0]
@@ -134,9 +152,10 @@ class _Check:
         others = others if plan.has_fewest_gpus else by_goodput(others)
         return replace(
             plan,
-            layouts=[best.appraised, *others][:top],
+            layouts=[best.appraised, *others][: self._wishes.top],
             copies=float(best.copies),
             is_enlarged=best.is_enlarged,
+            is_settled=best.is_settled,
             variations=plan.variations if keeps_variations else [],
             next_step=_next_step(self._part, best.copies) if keeps_step else None,
             trials=plan.trials + self._trials.made,
@@ -157,26 +176,33 @@ class _Check:
             is_checked=False,
         )
 
-    def _best_filled(self, part: Appraised) -> _Whole:
-        """The best layout with replicas on the GPUs that the parts left, unless it attains less with them."""
+    def _best_filled(self, part: Appraised, seeds: int) -> _Whole | None:
+        """The best layout with replicas on the GPUs that the parts left, unless it attains less with them.
+
+        None: it was not simulated.
+        """
         copies = Fraction(self._plan.scale)
         scaled_up, full = self._scaled_up(part), self._full(part)
-        known = self._attained(scaled_up, SEEDS)
-        if full == scaled_up:
+        known = self._attained(scaled_up, seeds)
+        if not known:
+            return None
+        if full == scaled_up or not (more := self._attained(full, seeds)):
             return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
-        more = self._attained(full, SEEDS)
-        met, more_met = (Figure.of([trial.met for trial in each], 1.0) for each in (known, more))
-        if more_met.mean < met.mean - _WORSE:
-            fuller = full, f"attains {more_met.mean:.1%} of the rounds, and this one {met.mean:.1%}"
-            self._plan = replace(self._plan, fuller=fuller)
+        met, more_met = (fmean(trial.met for trial in each[: len(more)]) for each in (known, more))
+        if more_met < met - _WORSE:
+            self._plan = replace(
+                self._plan, fuller=(full, f"attains {more_met:.1%} of the rounds, and this one {met:.1%}")
+            )
             return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
         self._plan = replace(self._plan, filled_gpus=full.gpus - scaled_up.gpus)
         return _Whole(self._appraised(full, part, copies, more), part, copies)
 
-    def _filled(self, part: Appraised) -> _Whole:
-        """An alternative with replicas on the GPUs that the parts left."""
+    def _filled(self, part: Appraised) -> _Whole | None:
+        """An alternative with replicas on the GPUs that the parts left; None: it was not simulated."""
         copies, full = Fraction(self._plan.scale), self._full(part)
-        return _Whole(self._appraised(full, part, copies, self._attained(full, 1)), part, copies)
+        # Alternatives do not replace the best layout, so one that is missing leaves the plan decided.
+        known = self._attained(full, 1, decides=False)
+        return _Whole(self._appraised(full, part, copies, known), part, copies) if known else None
 
     def _scaled_up(self, part: Appraised) -> Layout:
         return in_proportion(part.layout, Fraction(self._plan.scale))
@@ -205,41 +231,65 @@ class _Check:
         """The layout of the whole that should carry the rate."""
         return in_proportion(part.layout, [*self._able(part), Fraction(self._plan.scale)][0])
 
-    def _sized(self, part: Appraised, seeds: int) -> _Whole:
-        """The layout with the fewest copies that carry the rate in simulations of the whole."""
+    def _sized(self, part: Appraised, seeds: int) -> _Whole | None:
+        """The layout with the fewest copies that carry the rate in simulations of the whole.
+
+        If the simulations are stopped before that is known, the fewest that carried it, or else the most that failed.
+        None: there is neither.
+        """
         able = self._able(part) or [Fraction(self._plan.scale)]
-        copies = able[-1]
+        carrying, failing = None, None
         # The fewest first, because the part says that they suffice. If they do not, the number is searched by halving.
         low, high, number = 0, len(able), 0
-        while low < high:
-            if self._carry(self._attained(in_proportion(part.layout, able[number]), seeds)):
-                copies, high = able[number], number
+        while low < high and (known := self._attained(in_proportion(part.layout, able[number]), seeds)):
+            if self._carry(known):
+                carrying, high = able[number], number
             else:
-                low = number + 1
+                failing, low = able[number], number + 1
             number = (low + high) // 2
+        copies = failing if carrying is None else carrying
+        if copies is None:
+            return None
         layout = in_proportion(part.layout, copies)
-        known = self._attained(layout, seeds)
-        return _Whole(self._appraised(layout, part, copies, known), part, copies, copies != able[0])
+        appraised = self._appraised(layout, part, copies, self._attained(layout, seeds))
+        return _Whole(appraised, part, copies, copies != able[0], is_settled=low >= high)
 
     def _replace_best(self) -> None:
         """An alternative becomes the best layout, if it has fewer GPUs and carries the rate with as many seeds."""
-        for other in self._found[1:]:
-            if not other.appraised.carries_rate or _order(other) >= _order(self._found[0]):
-                continue
-            several = self._sized(other.part, SEEDS)
-            if several.appraised.carries_rate and _order(several) < _order(self._found[0]):
-                self._found = [several, *(each for each in self._found if each is not other)]
+        best, *others = self._found
+        judged: list[_Whole] = []
+        for other in others:
+            several: _Whole | None = other
+            if _is_better(other, best):
+                several = self._sized(other.part, SEEDS)
+            if several is None or not (several.is_settled or several.appraised.carries_rate):
+                continue  # further seeds refuted it, and then there was no time for more copies
+            if _is_better(several, best) and several.appraised.attainment.seeds >= best.appraised.attainment.seeds:
+                best, several = several, best
+            judged.append(several)
+        self._found = [best, *sorted(judged, key=_order)]
 
-    def _attained(self, layout: Layout, seeds: int) -> list[Trial]:
-        """Trials at the plan's rate, one per seed: as many as the time allows, at least one."""
-        tasks = [self._task(layout, self._plan.rate, seed) for seed in range(seeds)]
-        try:
-            return self._trials.trials(tasks)
-        except TimeOverError:
-            known = [trial for task in tasks if (trial := self._trials.known(task)) is not None]
-            if not known or known[0].result is None:
-                raise
-            return known
+    def _attained(self, layout: Layout, seeds: int, *, decides: bool = True) -> list[Trial]:
+        """Trials at the plan's rate, one per seed: as many as there is time for. The first one has its result."""
+        known = self._made([self._task(layout, self._plan.rate, seed) for seed in range(seeds)], decides=decides)
+        return known if known and known[0].result is not None else []
+
+    def _made(self, tasks: Sequence[TrialTask], *, decides: bool = False) -> list[Trial]:
+        """The trials that are known, after those were made for which there is time.
+
+        `decides`: without all of them another layout may be the best one.
+        """
+        if not self._stopped:
+            try:
+                return self._trials.trials(tasks)
+            except TimeOverError:
+                self.stop(time_over(self._wishes.budget_s))
+            except KeyboardInterrupt:
+                self.stop(INTERRUPTED)
+        known = [trial for task in tasks if (trial := self._trials.known(task)) is not None]
+        if decides and len(known) < len(tasks):
+            self._is_decided = False
+        return known
 
     def _appraised(self, layout: Layout, part: Appraised, copies: Fraction, known: Sequence[Trial]) -> Appraised:
         """The figures of a whole layout. Trials of the part tell its goodput, if the whole carries the plan's rate."""
@@ -276,12 +326,11 @@ class _Check:
             rate = known.mean * _LOWER
         for _ in range(_LOWERINGS):
             rate /= _LOWER
-            try:
-                (trial,) = self._trials.trials([self._task(layout, rate, 0)])
-            except TimeOverError:
+            made = self._made([self._task(layout, rate, 0)])
+            if not made:
                 return None
-            curve[rate] = trial
-            if trial.carries(self._case.attainment):
+            curve[rate] = made[0]
+            if made[0].carries(self._case.attainment):
                 return Figure(rate, None, None, 1)
         return None
 
@@ -290,6 +339,11 @@ class _Check:
 
     def _task(self, layout: Layout, rate: float, seed: int) -> TrialTask:
         return TrialTask(layout, rate, ONCE, self._case.options.seed + seed, margin=None, keeps_result=not seed)
+
+
+def _is_better(whole: _Whole, than: _Whole) -> bool:
+    """Whether it carries the rate, and with fewer GPUs, or the other one does not carry it."""
+    return whole.appraised.carries_rate and _order(whole) < _order(than)
 
 
 def _order(whole: _Whole) -> tuple[bool, int]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
 from planner.layout.plan import INTERRUPTED, GoodputPlan, Wishes
-from planner.layout.trial import Trial, TrialTask
+from planner.layout.trial import TimeOverError, Trial, TrialTask
 from planner.layout.whole import scale_of
 
 from .lab import CASE as LAB_CASE
@@ -181,6 +183,15 @@ def test_a_large_cluster_that_cannot_carry_the_rate_shows_what_it_carries(monkey
     assert "found by such short checks too" in " ".join(sentences(plan, case, {}))
 
 
+SEEN: dict[str, Any] = {
+    "rounds": 20,
+    "sessions": 9,
+    "errors": 0,
+    "lost_sessions": 0,
+    "ttft_s": {"p95": 0.1},
+    "mean_itl_s": {"p95": 0.01},
+}
+"""What sentences read of a simulation."""
 ALTERNATIVES = Layout(((1, 1),), ((1, 1),)), Layout((), ((1, 2),))
 
 
@@ -188,22 +199,32 @@ def planned_with(
     goodputs: dict[Layout, float],
     monkeypatch: pytest.MonkeyPatch,
     *,
-    wholes_fail: Callable[[Layout], bool],
+    wholes_fail: Callable[[Layout], bool] = lambda _: False,
     uses_all: bool = False,
     stopped: str = "",
+    gpus: int = 12,
+    outcome: Callable[[Layout, int, int], float] | None = None,
 ) -> GoodputPlan:
-    """A plan of 120 sessions/s on 12 GPUs, of whose quarter the best layouts and their goodputs are given."""
+    """A plan of 120 sessions/s, of whose quarter the best layouts and their goodputs are given.
+
+    `outcome`: attainment of a whole layout by its seed, from 0, and the number of the simulation, from 1.
+    """
     first, *others = goodputs
-    case = replace(CASE, rate=120.0, gpus=12)
+    case = replace(CASE, rate=120.0, gpus=gpus)
 
     def figures(layout: Layout) -> Appraised:
         trial = Trial(0.95, 0.05, 0.0, 1.0, most=0.95)
         figure = Figure(goodputs[layout], goodputs[layout], goodputs[layout], 3)
-        return Appraised(layout, Figure(0.95, None, None, 1), True, figure, [(30.0, trial)], {"rounds": 5})
+        return Appraised(layout, Figure(0.95, None, None, 1), True, figure, [(30.0, trial)], dict(SEEN))
+
+    made = count(1)
 
     def run(task: TrialTask, _case: PlanCase, _end_s: float = inf) -> Trial:
-        met = 0.5 if wholes_fail(task.layout) else 0.97
-        return Trial(met, 1 - met, 0.0, 1.0, True, {"rounds": 20, "sessions": 9, "seed": task.seed}, most=met)
+        if outcome is not None:
+            met = outcome(task.layout, task.seed - case.options.seed, next(made))
+        else:
+            met = 0.5 if wholes_fail(task.layout) else 0.97
+        return Trial(met, 1 - met, 0.0, 1.0, True, dict(SEEN), most=met)
 
     monkeypatch.setattr(TrialTask, "run", run)
     part = GoodputPlan(
@@ -278,8 +299,11 @@ def test_after_an_interruption_one_line_says_that_the_whole_is_simulated(
     goodputs = {split: 40.0, colocated: 39.0}
     planned_with(goodputs, monkeypatch, wholes_fail=lambda _: False)
     assert "once more" not in capsys.readouterr().err
-    planned_with(goodputs, monkeypatch, wholes_fail=lambda _: False, stopped=INTERRUPTED)
-    assert capsys.readouterr().err.count("simulating the best layout once more, on all") == 1
+    for uses_all in (False, True):
+        plan = planned_with(goodputs, monkeypatch, uses_all=uses_all, stopped=INTERRUPTED)
+        assert capsys.readouterr().err.count("simulating the best layout once more, on all") == 1
+        assert [each.attainment.seeds for each in plan.layouts] == [1]
+        assert plan.is_decided == uses_all, "an alternative with fewer GPUs would be the best layout"
 
 
 def test_alternatives_for_the_most_goodput_are_ordered_by_the_goodput_that_is_shown(
@@ -290,3 +314,108 @@ def test_alternatives_for_the_most_goodput_are_ordered_by_the_goodput_that_is_sh
     plan = planned_with(goodputs, monkeypatch, wholes_fail=lambda _: False, uses_all=True)
     shown = [each.goodput.mean for each in plan.layouts if each.goodput is not None]
     assert shown == [160.0, 152.0, 144.0]
+
+
+def ending_after(simulations: int, met: float, error: type[BaseException]) -> Callable[[Layout, int, int], float]:
+    """So many simulations attain `met`. Then an error ends them."""
+
+    def outcome(_layout: Layout, _seed: int, number: int) -> float:
+        if number > simulations:
+            raise error
+        return met
+
+    return outcome
+
+
+@pytest.mark.parametrize("end", [TimeOverError, KeyboardInterrupt])
+def test_a_whole_that_failed_is_shown_as_failed_where_more_copies_were_not_simulated(
+    end: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned_with({ALTERNATIVES[0]: 30.0}, monkeypatch, outcome=ending_after(3, 0.5, end))
+    best = plan.layouts[0]
+    assert not plan.carries
+    assert (best.attainment.mean, best.attainment.seeds, best.goodput) == (0.5, 3, None)
+    assert plan.is_checked
+    assert plan.stopped
+    assert not plan.is_decided
+    text = " ".join(sentences(plan, CASE, {}))
+    assert f"More copies, which may carry it, were not simulated, because {plan.stopped}" in text
+    assert "The search itself was complete" not in text
+
+
+def test_copies_that_carry_the_rate_are_kept_where_fewer_were_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(layout: Layout, _seed: int, _number: int) -> float:
+        if 22 < layout.gpus < 24:
+            raise TimeOverError
+        return 0.97 if layout.gpus >= 24 else 0.5
+
+    part = Layout(((1, 5),), ((1, 4),))
+    plan = planned_with({part: 60.0}, monkeypatch, outcome=outcome, gpus=60)
+    assert plan.carries
+    assert plan.layouts[0].layout.gpus >= 24
+    assert "Fewer copies, which may do, were not simulated" in " ".join(sentences(plan, CASE, {}))
+
+
+def test_a_whole_cluster_that_failed_stays_so_where_the_filled_one_was_not_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    outcome = ending_after(3, 0.5, TimeOverError)
+    plan = planned_with({ALTERNATIVES[0]: 40.0}, monkeypatch, outcome=outcome, uses_all=True)
+    best = plan.layouts[0]
+    assert not plan.carries
+    assert (best.attainment.mean, best.attainment.seeds, best.layout.gpus) == (0.5, 3, 8)
+    assert plan.is_checked
+    assert plan.stopped
+    assert not plan.is_decided
+
+
+def test_an_alternative_that_several_seeds_refute_has_as_many_copies_as_they_show_to_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def outcome(layout: Layout, seed: int, _number: int) -> float:
+        least = 6 if seed == 0 and not layout.prefill else 8
+        return 0.97 if layout.gpus >= least else 0.5
+
+    split, colocated = ALTERNATIVES
+    plan = planned_with({split: 30.0, colocated: 40.0}, monkeypatch, outcome=outcome)
+    best, other = plan.layouts
+    assert best.layout.prefill
+    assert plan.carries
+    assert (other.layout, other.attainment.seeds, other.carries_rate) == (Layout((), ((1, 8),)), 3, True)
+    assert "by one simulation or several of the whole each" in " ".join(sentences(plan, CASE, {}))
+
+
+@pytest.mark.parametrize("refuted", [False, True])
+def test_an_alternative_does_not_become_the_best_layout_by_fewer_seeds(
+    refuted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(layout: Layout, seed: int, _number: int) -> float:
+        if layout.prefill or not (seed or layout.gpus > 6):
+            return 0.97
+        if refuted and layout.gpus == 6:
+            return 0.5
+        raise TimeOverError
+
+    split, colocated = ALTERNATIVES
+    plan = planned_with({split: 30.0, colocated: 40.0}, monkeypatch, outcome=outcome)
+    best, *others = plan.layouts
+    assert best.layout.prefill
+    assert best.attainment.seeds == 3
+    assert [each.layout.gpus for each in others] == ([] if refuted else [6])
+    assert plan.stopped
+    assert not plan.is_decided
+
+
+def test_seeds_and_lower_rates_that_lack_time_are_no_simulations_that_came_to_their_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seeds = planned_with({ALTERNATIVES[0]: 40.0}, monkeypatch, outcome=ending_after(1, 0.97, TimeOverError))
+    assert seeds.carries
+    assert seeds.layouts[0].attainment.seeds == 1
+    lowered = planned_with({ALTERNATIVES[0]: 29.0}, monkeypatch, outcome=ending_after(3, 0.5, TimeOverError))
+    assert not lowered.carries
+    assert lowered.layouts[0].goodput is None
+    for plan in (seeds, lowered):
+        assert "--budget-s" in plan.stopped
+    assert not seeds.is_decided
+    assert lowered.is_decided
