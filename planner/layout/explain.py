@@ -214,8 +214,8 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     found += f" {what} is known from long simulations of the part, times {plan.copies:.3g}."
     if len(plan.layouts) > 1:
         many = any(each.attainment.seeds > 1 for each in plan.layouts[1:])
-        seeds = "one simulation" + (" or several" if many else "")
-        found += f" The other layouts were judged in the same way, by {seeds} of the whole each."
+        judged = "one simulation" + (" or several" if many else "")
+        found += f" The other layouts were judged in the same way, by {judged} of the whole each."
     return found
 
 
