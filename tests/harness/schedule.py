@@ -13,28 +13,21 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 _OF_THE_PAIR = frozenset(f"test_sglang_{name}.py" for name in ("kv", "room", "slices", "weights"))
-"""Files whose tests use the fixture `pair`."""
-
-_PAIR = "SGLang's pair"
+PAIR = "SGLang's pair"
+"""The tests that use the fixture `pair`."""
 
 
 def scope_of(test: str) -> str:
     """The tests with which it stays in one process. `test` is pytest's name of it: file, colons, function."""
     file = test.partition("::")[0]
-    return _PAIR if file.rpartition("/")[2] in _OF_THE_PAIR else file
+    return PAIR if file.rpartition("/")[2] in _OF_THE_PAIR else file
 
 
 def slowest_first(tests: list[pytest.Item]) -> None:
     """Sort them so that the scopes with the most slow tests begin, because none should be left alone at the end.
 
     Scopes with engines begin first: a test of them takes as long as many others.
-
-    Raises:
-        UsageError: a file uses the session's pair of engines, and is not among those that stay together for it.
     """
-    for test in filter(_has_engines, tests):
-        if "pair" in getattr(test, "fixturenames", ()) and scope_of(test.nodeid) != _PAIR:
-            raise pytest.UsageError(f"{test.nodeid} uses the fixture `pair`: add its file to _OF_THE_PAIR, {__file__}")
     slow = Counter(scope_of(test.nodeid) for test in tests if _is_slow(test))
     tests.sort(key=lambda test: (not _has_engines(test), -slow[scope_of(test.nodeid)]))
 

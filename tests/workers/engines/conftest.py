@@ -11,9 +11,18 @@ import pytest_asyncio
 
 from ampd.tiny_model import make_tiny_model
 from tests.harness.forked_engines import DEVICE, forked_engines
+from tests.harness.schedule import PAIR, scope_of
 
 if TYPE_CHECKING:
     from tests.harness.sglang_pair import Pair
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Another process would start another pair."""
+    if "pair" in getattr(item, "fixturenames", ()):
+        assert scope_of(item.nodeid) == PAIR, (
+            f"add {item.path.name} to the pair in tests/harness/schedule.py"
+        )
 
 
 @pytest.fixture(scope="session")
