@@ -12,6 +12,7 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.expectations import disagreement
 from ampd.policies.registry import create_named
+from ampd.reports.figures import format_number
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
 from planner.layout.case import PlanCase
@@ -30,6 +31,7 @@ def run(argv: Sequence[str]) -> int:
 
     Raises:
         UserError: wrong flags, an unknown name, or GPUs that hold no replica, or not the KV of the longest session.
+            After the plan is printed: its manifest cannot be written.
     """
     start_s = time.perf_counter()
     settings = parse_settings(PlanSettings, argv, PROG)
@@ -43,14 +45,21 @@ def run(argv: Sequence[str]) -> int:
     case, left_out = _case(settings, model)
     result, layouts = planned(settings, case, left_out, model, argv)
     result["seconds"] = time.perf_counter() - start_s
-    result["manifest_warnings"] = write_plan(settings, layouts, model, result)
+    error = None
+    try:
+        result["manifest_warnings"] = write_plan(settings, layouts, model, result)
+    except UserError as refused:
+        # The plan took long, so it is shown all the same.
+        error, result["manifest"] = refused, None
     for warning in result["manifest_warnings"]:
         print(f"{PROG}: {warning}", file=sys.stderr)
+    print(json.dumps(result, indent=1) if settings.as_json else plan_table(result), flush=True)
     if settings.report:
         from planner.plan_report import write_report
 
         write_report(settings.report, result)
-    print(json.dumps(result, indent=1) if settings.as_json else plan_table(result))
+    if error is not None:
+        raise error
     return 0
 
 
@@ -135,5 +144,5 @@ def _own_rate(sessions: Sequence[Session], trace: str) -> float:
     if span_s <= 0:
         raise UserError(f"--rate is missing: the sessions of {trace} all arrive at once, so it has no rate of its own")
     rate = (len(sessions) - 1) / span_s
-    print(f"{PROG}: planning for the trace's own rate, {rate:.3g} sessions/s", file=sys.stderr)
+    print(f"{PROG}: planning for the trace's own rate, {format_number(rate)} sessions/s", file=sys.stderr)
     return rate

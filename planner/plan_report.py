@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from ampd.reports.figures import format_ms, format_share
+from ampd.reports.figures import format_ms, format_number, format_share
 from ampd.reports.page import Section, write_page
 from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, legend_above, svg
 from planner.layout.explain import BINDS, gpus_text
 from planner.layout.layout import layout_label
+from planner.sustained import IN_TIME
 from workloads.results import local_share
 
 _HEAD = (
@@ -26,10 +28,14 @@ _HEAD = (
 )
 
 _CURVES = (
-    "A full mark is a rate that is carried. An empty one above the dashed line is not carried: sessions end too "
-    "late or other seeds fail. A triangle is a simulation that was stopped, and attains at most that. The dotted line "
-    "is the plan's rate."
+    "A full mark is a rate that is carried. An empty one is not: here or in the other picture it is below the dashed "
+    "line, or other seeds fail. A triangle is a simulation that was stopped, and has at most that share. No line joins "
+    "it. The dotted line is the plan's rate."
 )
+_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)
+"""The share axis begins at a multiple of the first of them of which so many suffice."""
+_MOST_STEPS = 6
+_ROUNDING = 1e-9
 
 
 def write_report(path: Path, result: dict[str, Any]) -> None:
@@ -38,22 +44,18 @@ def write_report(path: Path, result: dict[str, Any]) -> None:
     sections = [
         Section("Layouts, best first", head=_HEAD, rows=[_row(layout) for layout in layouts]),
         Section("Why", text=result["explanation"]),
-        Section(
-            "Attainment over the session rate",
-            text=[_CURVES],
-            svg=svg(partial(_curves, result=result), HALF_CARD),
-            is_half=True,
-        ),
+        *_attainment(result),
         _price(result),
         _limits(layouts),
         *_sensitivity(result),
         _reproduction(result),
     ]
     slo, model = result["slo"], result["performance_model"]
+    rate = format_number(result["rate"], 6)
     lead = (
-        f"{result['trace']} at {result['rate']:g} sessions/s on {gpus_text(result['gpus'])}; "
+        f"{result['summary']} Planned for {result['trace']} at {rate} sessions/s on {gpus_text(result['gpus'])}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
-        f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. Planned in {result['seconds']:.1f} s. "
+        f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. It took {result['seconds']:.1f} s. "
         "All figures are simulated with the performance model. A round is attained if its TTFT and its mean ITL are "
         "within the targets. Mean ITL P95 is over the rounds. A rate is "
         f"carried if {result['attainment_level']:.0%} of the rounds are attained and nearly all sessions end in time."
@@ -89,10 +91,14 @@ def _price(result: dict[str, Any]) -> Section:
 
     def row(layout: dict[str, Any]) -> list[str]:
         price = [f"{layout['price_per_hour']:.2f}"] if has_price else []
-        hours = f"{layout['gpu_hours_per_1000_sessions']:.3g}"
+        hours = format_number(layout["gpu_hours_per_1000_sessions"])
         return [layout_label(layout), str(layout["gpus"]), hours, *price]
 
-    rows, text = [row(layout) for layout in result["layouts"]], []
+    rows = [row(layout) for layout in result["layouts"]]
+    text = [
+        f"GPU hours are for {format_number(result['rate'], 6)} sessions/s, or for the rate that the layout carries "
+        "if that is less. A dash: it is not known."
+    ]
     if (step := result["next_step"]) is not None:
         rows.append(row(step))
         mean, interval = _figure(step["gain"])
@@ -128,7 +134,7 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
         for name, share, in_time, carries in each_case
     ]
     head = ("", "rounds attained", "95 % interval", "sessions in time", "carried")
-    text = [f"At {result['rate']:g} sessions/s and with the best layout, if the rest is as planned."]
+    text = [f"At {format_number(result['rate'], 6)} sessions/s and with the best layout, if the rest is as planned."]
     if is_of_part:
         text.append(
             f"All lines of this table are simulations of 1/{result['scale']} of the cluster, so they are not "
@@ -150,6 +156,11 @@ def _reproduction(result: dict[str, Any]) -> Section:
 def _end(result: dict[str, Any]) -> str:
     """How the simulations ended, which decides whether another run gives the same plan."""
     another = "Another run may therefore find another layout."
+    if result["stopped"] and result["is_decided"]:
+        return (
+            f"The simulations ended early, because {result['stopped']}. The search itself was complete, so another run "
+            "finds the same layout with the same trace. It may have more figures."
+        )
     if result["stopped"]:
         return f"The simulations ended early, because {result['stopped']}. {another}"
     if not result["is_decided"]:
@@ -164,22 +175,47 @@ def _times(reserve: float | None) -> str:
 def _figure(figure: dict[str, Any], factor: float = 1.0, unit: str = "") -> tuple[str, str]:
     """The mean and the interval of a figure as text."""
     mean, low, high = (None if figure[key] is None else figure[key] * factor for key in ("mean", "low", "high"))
-    return f"{mean:.3g}{unit}", "-" if low is None or high is None else f"{low:.3g} to {high:.3g}{unit}"
+    interval = "-" if low is None or high is None else f"{format_number(low)} to {format_number(high)}{unit}"
+    return f"{format_number(mean)}{unit}", interval
 
 
-def _curves(axes: Any, result: dict[str, Any]) -> None:
-    """Attainment at the rates that the search of each layout's goodput tried. `_CURVES` explains the marks."""
+def _attainment(result: dict[str, Any]) -> list[Section]:
+    """Both shares that decide whether a rate is carried, over the rates that were tried."""
+    pictures: tuple[tuple[str, str, float, str, list[str]], ...] = (
+        ("Rounds attained", "attainment", result["attainment_level"], "share that meets both targets", [_CURVES]),
+        ("Sessions in time", "sessions_in_time", IN_TIME, "share that ends in time", []),
+    )
+    return [
+        Section(
+            f"{title} over the session rate",
+            text=text,
+            svg=svg(partial(_curves, result=result, key=key, level=level, label=label), HALF_CARD),
+            is_half=True,
+        )
+        for title, key, level, label, text in pictures
+    ]
+
+
+def _curves(axes: Any, result: dict[str, Any], key: str, level: float, label: str) -> None:
+    """A share at the rates that the search of each layout's goodput tried. `_CURVES` explains the marks."""
+    shares = [level]
     for layout, colour in zip(result["layouts"], colours(len(result["layouts"])), strict=True):
-        points = [(each["rate"], each["attainment"]) for each in layout["curve"]]
-        axes.plot(*zip(*points, strict=True), color=colour, label=layout_label(layout))
+        whole = [(each["rate"], each[key]) for each in layout["curve"] if not each["is_most"]]
+        axes.plot([rate for rate, _ in whole], [share for _, share in whole], color=colour, label=layout_label(layout))
         for each in layout["curve"]:
             shape, fill = "v" if each["is_most"] else "o", colour if each["carries"] else "none"
-            axes.plot(
-                each["rate"], each["attainment"], color=colour, marker=shape, markersize=3.5, markerfacecolor=fill
-            )
-    axes.axhline(result["attainment_level"], color=TARGET_COLOUR, linestyle="--", linewidth=1)
+            axes.plot(each["rate"], each[key], color=colour, marker=shape, markersize=3.5, markerfacecolor=fill)
+            shares.append(each[key])
+    axes.axhline(level, color=TARGET_COLOUR, linestyle="--", linewidth=1)
     axes.axvline(result["rate"], color=TARGET_COLOUR, linestyle=":", linewidth=1)
-    axes.set_ylim(0, 1.02)
+    least = axis_start(min(shares))
+    axes.set_ylim(least, 1 + 0.02 * (1 - least))
     axes.set_xlabel("sessions per second")
-    axes.set_ylabel("share that meets both targets")
+    axes.set_ylabel(label)
     legend_above(axes, columns=1)
+
+
+def axis_start(share: float) -> float:
+    """A round share below this one, at which an axis up to 1 begins."""
+    step = next((step for step in _STEPS if 1 - share < _MOST_STEPS * step), _STEPS[-1])
+    return max(round((ceil(share / step - _ROUNDING) - 1) * step, 2), 0.0)

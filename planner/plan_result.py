@@ -12,7 +12,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from planner.case_settings import provenance_of
 from planner.layout.appraisal import Appraised
 from planner.layout.case import PlanCase
-from planner.layout.explain import headroom_of, p95_over_target, sentences, slack_of
+from planner.layout.explain import headroom_of, p95_over_target, sentences, slack_of, summary
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
 from planner.layout.plan import GoodputPlan, Wishes
@@ -29,6 +29,7 @@ def planned(
     plan = make_goodput_plan(case, Wishes(settings.use_all, settings.top, settings.jobs, settings.budget_s))
     result = {
         "layouts": [_layout(appraised, plan, case) | _cost(appraised, plan, settings) for appraised in plan.layouts],
+        "summary": summary(plan),
         "explanation": sentences(plan, case, left_out),
         "meets_slo": plan.carries,
         "next_step": _next_step(plan, case, settings),
@@ -58,7 +59,7 @@ def planned(
         "gpu_price": settings.gpu_price,
         "command": shlex.join(["ampd", "plan", *argv]),
         "version": version("ampd"),
-        "uses_all": not plan.has_fewest_gpus,
+        "uses_all": settings.use_all,
         "scale": plan.scale,
         "copies": plan.copies,
         "trials": plan.trials,
@@ -97,20 +98,27 @@ def _layout(appraised: Appraised, plan: GoodputPlan, case: PlanCase) -> dict[str
 
 
 def _point(appraised: Appraised, rate: float, trial: Trial, attainment: float) -> dict[str, Any]:
-    """A rate that was tried. A trial that was stopped knows only what it attains at most."""
+    """A rate that was tried. A trial that was stopped knows only the most that its shares can be."""
     attained = trial.met if trial.is_whole else trial.most
     return {
         "rate": rate,
         "attainment": attained,
+        "sessions_in_time": trial.in_time,
         "is_most": not trial.is_whole,
         "carries": appraised.carries_at(rate, trial, attainment),
     }
 
 
 def _cost(appraised: Appraised, plan: GoodputPlan, settings: PlanSettings) -> dict[str, Any]:
-    """The GPU hours of 1000 sessions at the plan's rate, and with `--gpu-price` the price of an hour."""
-    gpus = appraised.layout.gpus
-    hours = {"gpu_hours_per_1000_sessions": gpus / plan.rate / _HOUR_S * 1000}
+    """The GPU hours of 1000 sessions, and with `--gpu-price` the price of an hour.
+
+    The sessions come at the plan's rate, or at the one that the layout carries if that is less; None: it is not known.
+    """
+    gpus, goodput = appraised.layout.gpus, appraised.goodput
+    rate = plan.rate if appraised.carries_rate else 0.0
+    if goodput is not None:
+        rate = min(plan.rate, goodput.mean)
+    hours = {"gpu_hours_per_1000_sessions": gpus / rate / _HOUR_S * 1000 if rate else None}
     return hours if settings.gpu_price is None else {**hours, "price_per_hour": gpus * settings.gpu_price}
 
 

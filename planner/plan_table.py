@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampd.reports.figures import format_share
+from ampd.reports.figures import format_number, format_share
 from planner.layout.explain import gpus_text
 from planner.layout.layout import layout_label
 from workloads.results import local_share
@@ -23,8 +23,9 @@ def plan_table(result: dict[str, Any]) -> str:
         for cells in (list(zip(row, widths, strict=True)) for row in table)
     ]
     slo = result["slo"]
+    rate = format_number(result["rate"], 6)
     title = (
-        f"{gpus_text(result['gpus'])}, attained at {result['rate']:g} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"{gpus_text(result['gpus'])}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
     )
     written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
@@ -38,7 +39,7 @@ def _row(layout: dict[str, Any]) -> tuple[str, ...]:
     return (
         layout_label(layout),
         str(layout["gpus"]),
-        "-" if goodput is None else f"{least}{goodput['mean']:.3g}/s",
+        "-" if goodput is None else f"{least}{format_number(goodput['mean'])}/s",
         format_share(layout["attainment"]["mean"]),
         f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
         f"{(simulated['mean_itl_s']['p95'] or 0) * 1e3:.1f} ms",

@@ -104,6 +104,8 @@ class Appraised:
             goodput has no interval.
         curve: trials of the first seed by rate, ascending.
         simulated: the result of one trial at the plan's rate.
+        unfilled: the parts alone, of a layout that carries the rate and got replicas beside the parts of a large
+            cluster. Other rates were tried only for these parts.
     """
 
     layout: Layout
@@ -113,6 +115,7 @@ class Appraised:
     curve: Sequence[tuple[float, Trial]]
     simulated: dict[str, Any]
     goodput_is_least: bool = False
+    unfilled: Appraised | None = None
 
     def carries_at(self, rate: float, trial: Trial, attainment: float) -> bool:
         """Whether it carries a rate of the curve: as its goodput says, which several seeds decide, if it is known."""

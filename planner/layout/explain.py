@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ampd.reports.figures import format_number
 from planner.layout.appraisal import Appraised, Figure, Varied
 from planner.layout.case import PlanCase
 from planner.layout.demand import memory_needs
@@ -90,7 +91,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
     if plan.variations:
         changes = "; ".join(_varied(each, plan.attainment) for each in plan.variations)
         part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
-        lines.append(f"Attainment{part} at {plan.rate:g} sessions/s if the circumstances differ: {changes}.")
+        lines.append(f"Attainment{part} at {_rate_text(plan.rate)} sessions/s if the circumstances differ: {changes}.")
     if plan.fuller is not None:
         layout, shown = plan.fuller
         left = gpus_text(case.gpus - best.layout.gpus)
@@ -105,7 +106,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
     elif plan.stopped:
         lines.append(
             f"The search ended early, because {plan.stopped}. These are the best layouts after {plan.trials} "
-            "simulations."
+            f"{'simulation' if plan.trials == 1 else 'simulations'}."
         )
     elif not plan.is_decided:
         lines.append(
@@ -113,6 +114,22 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
             "longer search (--budget-s) may choose another one."
         )
     return lines
+
+
+def summary(plan: GoodputPlan) -> str:
+    """The answer in one line: GPUs, layout, what it carries, and whether it has a reserve."""
+    best = plan.layouts[0]
+    rate, goodput = _rate_text(plan.rate), best.goodput
+    if best.carries_rate:
+        outcome = f"carries {rate} sessions/s"
+    elif goodput is not None:
+        outcome = f"carries {format_number(goodput.mean)} sessions/s, less than the {rate} that were asked for"
+    else:
+        outcome = f"does not carry {rate} sessions/s"
+    more = next((each for each in plan.variations if each.variation.rate > 1), None)
+    if best.carries_rate and more is not None:
+        outcome += f", and {more.variation.name} too" if more.carries else f", but not {more.variation.name}"
+    return f"{gpus_text(best.layout.gpus)}: {best.layout}; {outcome}."
 
 
 def shortfall(headroom: float | None, attainment: float) -> str:
@@ -133,23 +150,25 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
         return _found_in_part(plan, case)
     if plan.is_estimated:
         return _estimated(plan, case)
+    if plan.is_untried:
+        return _untried(plan, case)
     wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if plan.carries and plan.has_fewest_gpus:
-        return f"{best} has the fewest GPUs that were found to carry {plan.rate:g} sessions/s: {wanted}."
+        return f"{best} has the fewest GPUs that were found to carry {_rate_text(plan.rate)} sessions/s: {wanted}."
     if plan.carries:
         return f"{best} carries the most that was found on {gpus_text(case.gpus)}: {wanted}."
     headroom = headroom_of(plan.layouts[0], plan.rate)
     miss = shortfall(headroom, plan.layouts[0].attainment.mean)
     if plan.carried_rate and headroom is None:
-        miss = f"carries {plan.carried_rate:.3g} sessions/s in a short simulation"
+        miss = f"carries {format_number(plan.carried_rate)} sessions/s in a short simulation"
         over = first_failure(plan.layouts[0], plan)
         miss += ", but not in a longer one" if over is not None and over[0] <= plan.carried_rate else ""
     none = "No" if plan.is_decided or plan.none_carries else "Until the search ended, no"
-    rate = f"{plan.rate:g} sessions/s"
+    rate = f"{_rate_text(plan.rate)} sessions/s"
     if not case.rate and not headroom:
         # No rate was asked for, so the one of the figures is not what is missed.
-        rate = f"any rate that was tried, down to {plan.layouts[0].curve[0][0]:.3g} sessions/s,"
-        miss += " there" if plan.is_decided else f" at {plan.rate:g} sessions/s"
+        rate = f"any rate that was tried, down to {format_number(plan.layouts[0].curve[0][0])} sessions/s,"
+        miss += " there" if plan.is_decided else f" at {_rate_text(plan.rate)} sessions/s"
     return (
         f"{none} layout of {gpus_text(case.gpus)} was found to carry {rate} with {wanted}. "
         f"The closest one, {best}, {miss}."
@@ -163,31 +182,45 @@ def _estimated(plan: GoodputPlan, case: PlanCase) -> str:
         more += f", but this one has all {gpus_text(case.gpus)} already"
     check = "carries" if best.carries_rate else "does not carry"
     return (
-        f"The search ended before it found a layout for {plan.rate:g} sessions/s. {best.layout} is a guess with a "
-        f"reserve, and {check} the rate in a short simulation. More time may find {more}."
+        f"The search ended before it found a layout for {_rate_text(plan.rate)} sessions/s. {best.layout} is a guess "
+        f"with a reserve, and {check} the rate in a short simulation. More time may find {more}."
     )
+
+
+def _untried(plan: GoodputPlan, case: PlanCase) -> str:
+    """Of a layout that nothing but the integer programme speaks for."""
+    best = plan.layouts[0]
+    text = f"The search ended before simulations compared layouts. {best.layout} is a guess of the integer programme"
+    if plan.scale > 1:
+        text += f", which made it for 1/{plan.scale} of the {gpus_text(case.gpus)}"
+        text += "" if plan.is_checked else ". The whole cluster was not simulated, so the figures are those of the part"
+    if best.carries_rate:
+        rate = _rate_text(plan.rate)
+        return f"{text}. One simulation says that it carries {rate} sessions/s, and none what it carries at most."
+    return f"{text}. No simulation has shown a rate that it carries."
 
 
 def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0]
+    if plan.is_untried:
+        return _untried(plan, case)
     check = "carries" if best.carries_rate else "does not carry"
     goal = "the fewest that carry it" if plan.has_fewest_gpus else "what carries most"
     if plan.is_estimated:
         goal = "the fewest that carry it, and ended with a guess that has a reserve,"
     load, part = f"{case.gpus} GPUs", f"1/{plan.scale} of the GPUs"
     if plan.has_fewest_gpus or plan.is_estimated:
-        load += f" and {plan.rate:g} sessions/s"
+        load += f" and {_rate_text(plan.rate)} sessions/s"
         part += f" at 1/{plan.scale} of the rate"
     searched = (
         f"{load} are too many to try layouts one by one. The search looked for {goal} on {part}, and each replica "
         f"found stands for {plan.scale}."
     )
+    copies = format_number(plan.copies)
     if plan.copies < plan.scale:
-        searched += (
-            f" The part carries more than its share, so the whole has only {plan.copies:.3g} times its replicas."
-        )
+        searched += f" The part carries more than its share, so the whole has only {copies} times its replicas."
     elif plan.copies > plan.scale and not plan.is_enlarged:
-        searched += f" The part carries less than its share, so the whole has {plan.copies:.3g} times its replicas."
+        searched += f" The part carries less than its share, so the whole has {copies} times its replicas."
     if plan.filled_gpus:
         searched += f" The {gpus_text(plan.filled_gpus)} that remained got further replicas of the same roles."
     if plan.is_enlarged:
@@ -211,7 +244,7 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     if best.goodput is None:
         return found
     what = "What it carries" if plan.next_step is None else "What it carries, and what more GPUs buy,"
-    found += f" {what} is known from long simulations of the part, times {plan.copies:.3g}."
+    found += f" {what} is known from long simulations of the part, times {copies}."
     if len(plan.layouts) > 1:
         many = any(each.attainment.seeds > 1 for each in plan.layouts[1:])
         judged = "one simulation" + (" or several" if many else "")
@@ -225,24 +258,38 @@ def headroom_of(appraised: Appraised, rate: float) -> float | None:
 
 
 def _attained(plan: GoodputPlan, best: Appraised) -> str:
-    text = f"At {plan.rate:g} sessions/s it attains {_share(best.attainment)}"
+    text = f"At {_rate_text(plan.rate)} sessions/s it attains {_share(best.attainment)}"
     if best.goodput is None:
         return f"{text}."
     if not best.goodput.mean:
         return f"{text}, and it carries no rate that was tried."
+    if best.unfilled is not None and best.unfilled.goodput is not None and not best.unfilled.goodput_is_least:
+        return (
+            f"{text}. Without the replicas on the GPUs that remained it carries up to {_rate(best.unfilled.goodput)} "
+            "sessions/s. Whether it carries more with them, and what more GPUs would buy, was not searched."
+        )
     if best.goodput_is_least:
         return (
             f"{text}, and it carries at least {_rate(best.goodput)} sessions/s. Higher rates were not tried, so what "
             "more GPUs would buy is not known."
         )
-    return f"{text}, and it carries up to {_rate(best.goodput)} sessions/s."
+    text += f", and it carries up to {_rate(best.goodput)} sessions/s."
+    low, rate = best.goodput.low, _rate_text(plan.rate)
+    if best.carries_rate and low is not None and low < plan.rate:
+        text += (
+            f" The interval begins below {rate}, so these seeds are too few to show that other sessions at this rate "
+            "would be carried too."
+        )
+    return text
 
 
 def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> str:
-    line = f"What binds is {BINDS[slack.binds]}"
+    without = "" if best.unfilled is None else " without the replicas on the GPUs that remained"
+    line = f"What binds{without} is {BINDS[slack.binds]}"
     if (over := first_failure(best, plan)) is not None:
         rate, trial = over
-        line += f": at {rate:.3g} sessions/s {trial.late:.0%} of the rounds miss TTFT and {trial.slow:.0%} miss ITL"
+        line += f": at {format_number(rate)} sessions/s {trial.late:.0%} of the rounds miss TTFT"
+        line += f" and {trial.slow:.0%} miss ITL"
         if trial.refused:
             line += f", and {trial.refused:.0%} are refused or never come after a refusal"
         if slack.binds == "sessions":
@@ -258,9 +305,9 @@ def _binds(slack: Slack, best: Appraised, plan: GoodputPlan, case: PlanCase) -> 
 
 
 def _binding(best: Appraised, plan: GoodputPlan, tight_memory: str | None) -> str:
-    over = first_failure(best, plan)
+    over, tried = first_failure(best, plan), best.unfilled or best
     if over is None:
-        return "nothing" if best.goodput_is_least and len(best.curve) > 1 else "unknown"
+        return "nothing" if tried.goodput_is_least and len(tried.curve) > 1 else "unknown"
     if tight_memory is not None:
         return tight_memory
     trial = over[1]
@@ -275,8 +322,10 @@ def _binding(best: Appraised, plan: GoodputPlan, tight_memory: str | None) -> st
 def first_failure(best: Appraised, plan: GoodputPlan) -> tuple[float, Trial] | None:
     """The lowest rate that the layout does not carry and that its trial with the first seed shows to be too high.
 
-    A rate that is carried on average over the seeds is none, even if the first seed alone fails.
+    A rate that is carried on average over the seeds is none, even if the first seed alone fails. Of a layout that got
+    replicas beside the parts of a large cluster, it is the lowest rate that these parts alone do not carry.
     """
+    best = best.unfilled or best
     carried = plan.rate if best.carries_rate else 0.0
     return next(
         (
@@ -319,15 +368,15 @@ def _higher_by_fewer_seeds(plan: GoodputPlan) -> list[str]:
 def _next(step: NextStep) -> str:
     gpus = gpus_text(step.more_gpus)
     gain = step.gain
-    between = "" if gain.low is None or gain.high is None else f" ({gain.low:+.2g} to {gain.high:+.2g})"
+    between = "" if gain.low is None or gain.high is None else f" ({_gain(gain.low)} to {_gain(gain.high)})"
     if gain.mean <= 0:
-        shown = f"{gain.mean:+.2g} sessions/s{between}" if between else f"less than it resolves ({PRECISION - 1:.0%})"
+        shown = f"{_gain(gain.mean)} sessions/s{between}" if between else f"less than it resolves ({PRECISION - 1:.0%})"
         return (
             f"The next {gpus} would buy nothing that the search shows: {shown}, with the best layout found, "
             f"{step.best.layout}."
         )
     unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
-    return f"The next {gpus} would buy {gain.mean:+.2g} sessions/s{between}{unsure}, with {step.best.layout}."
+    return f"The next {gpus} would buy {_gain(gain.mean)} sessions/s{between}{unsure}, with {step.best.layout}."
 
 
 def _varied(varied: Varied, attainment: float) -> str:
@@ -344,9 +393,17 @@ def _share(figure: Figure) -> str:
 
 
 def _rate(figure: Figure) -> str:
-    if figure.low is None or figure.high is None:
-        return f"{figure.mean:.3g}"
-    return f"{figure.mean:.3g} ({figure.low:.3g} to {figure.high:.3g}, {figure.seeds} seeds)"
+    mean, low, high = (format_number(value) for value in (figure.mean, figure.low, figure.high))
+    return mean if figure.low is None else f"{mean} ({low} to {high}, {figure.seeds} seeds)"
+
+
+def _rate_text(rate: float) -> str:
+    """A rate that a user gave, or that was made round."""
+    return format_number(rate, 6)
+
+
+def _gain(sessions_per_s: float) -> str:
+    return format_number(sessions_per_s, 2, "+")
 
 
 def _over(target_s: float, seconds: float | None) -> float | None:

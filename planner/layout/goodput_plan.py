@@ -15,6 +15,7 @@ from fractions import Fraction
 from itertools import groupby
 from math import floor, inf, log10
 
+from ampd.reports.figures import format_number
 from planner.layout.agenda import Steps
 from planner.layout.alternatives import of_other_kinds
 from planner.layout.appraisal import SEEDS, Appraised, Appraiser
@@ -284,7 +285,7 @@ class _Planner:
                 self._appraiser.check([full])
             self._shown = [full, *(layout for layout in self._shown if layout != full)][: self._wishes.top]
         else:
-            self._fuller = full, f"carries {self._carried(full):.3g} sessions/s"
+            self._fuller = full, f"carries {format_number(self._carried(full))} sessions/s"
 
     def _rate_per_copy(self) -> float:
         """What a copy of the best layout has to carry in the cluster, which takes no more copies than it needs."""
@@ -331,7 +332,8 @@ class _Planner:
         if not self._has_fewest:
             # The first one was chosen with the seeds that all of them have, the others are as good as their figures.
             layouts = [layouts[0], *by_goodput(layouts[1:])]
-        if not (self._has_fewest and self._wishes.scale > 1):
+        is_ranked = not self._has_fewest and layouts[0].goodput is not None
+        if not (is_ranked or (self._has_fewest and self._wishes.scale > 1)):
             layouts.sort(key=lambda each: not each.carries_rate)
         is_unsure = self._wishes.uses_all or self._is_estimated or search.none_carries
         is_small = bool(self._stopped) and not is_unsure
@@ -354,6 +356,7 @@ class _Planner:
             self._has_fewest,
             self._is_decided,
             is_estimated=self._is_estimated,
+            is_untried=self._wishes.uses_all and not self._shown and not search.carried_rate,
             none_carries=search.none_carries,
             fuller=self._fuller,
             tied=self._tied(layouts[0].layout),
@@ -372,6 +375,8 @@ class _Planner:
         found = self._appraiser.appraised(layout)
         # One short trial at the rate may pass by chance, although the search has shown that the layout fails.
         is_refuted = self._search.none_carries and len(self._appraiser.attainments(layout)) < SEEDS
+        # By chance the checks may pass too, although lower rates fail.
+        is_refuted |= found.goodput is not None and found.goodput.mean < self._appraiser.rate
         return replace(found, carries_rate=found.carries_rate and not is_refuted)
 
     def _closest(self) -> list[Layout]:

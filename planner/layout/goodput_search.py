@@ -14,6 +14,7 @@ from itertools import chain, zip_longest
 from math import ceil
 from typing import Any
 
+from ampd.reports.figures import format_number
 from ampd.types import Role
 from planner.layout.agenda import Steps
 from planner.layout.appraisal import SEEDS, carried_on_average, may_be_carried
@@ -393,9 +394,9 @@ class Search:
         if trial is None:
             known = "proposed by the integer programme"
         elif best in self.carrying and self.rate == self.case.rate:
-            known = f"carries {self.rate:.3g} sessions/s in a long trial"
+            known = f"carries {format_number(self.rate)} sessions/s in a long trial"
         elif trial.carries(self.case.attainment):
-            known = f"carries {self.rate:.3g} sessions/s in a short trial"
+            known = f"carries {format_number(self.rate)} sessions/s in a short trial"
         else:
-            known = f"attains {trial.met:.0%} of the rounds at {self.rate:.3g} sessions/s in a short trial"
+            known = f"attains {trial.met:.0%} of the rounds at {format_number(self.rate)} sessions/s in a short trial"
         self._trials.show(f"{best}, {known}")

@@ -51,6 +51,7 @@ class GoodputPlan:
         filled_gpus: GPUs that remained beside the parts and got replicas too.
         is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
             reserve.
+        is_untried: the search for the most goodput ended before a layout was found to carry any rate.
         none_carries: the search of a layout that carries the rate had ended without one before the simulations were
             stopped.
         tied: layouts that are not shown to carry less than the first one, where the most goodput was searched.
@@ -78,6 +79,7 @@ class GoodputPlan:
     copies: float = 1.0
     is_checked: bool = True
     is_estimated: bool = False
+    is_untried: bool = False
     none_carries: bool = False
     carried_rate: float = 0.0
     is_enlarged: bool = False

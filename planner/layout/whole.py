@@ -314,6 +314,7 @@ class _Check:
             sorted(curve.items(), key=lambda item: item[0]),
             known[0].result,
             is_least and figure is not None,
+            scaled_up if carries and has_more else None,
         )
 
     def _lowered(self, layout: Layout, known: Figure | None, curve: dict[float, Trial]) -> Figure | None:

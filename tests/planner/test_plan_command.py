@@ -96,6 +96,29 @@ def test_a_budget_that_is_over_gives_the_programmes_layout_and_says_so(
 
 
 @pytest.mark.slow
+def test_a_plan_without_the_layout_that_its_manifest_wants_is_still_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [*FIRST, "--gpus", "1", "--rate", "3", "--degrees", "1", "--jobs", "1", "--json"]
+    argv = [*TAU, *flags, "--output-manifest", str(tmp_path / "plan.yaml"), "--manifest-layout", "2"]
+    assert main([*argv, "--report", str(tmp_path / "plan.html")]) == 2
+    out, err = capsys.readouterr()
+    plan = json.loads(out)
+    assert len(plan["layouts"]) == 1
+    assert plan["manifest"] is None
+    assert err.splitlines()[-1].endswith("--manifest-layout: there is no layout 2, the plan has 1")
+    assert plan["summary"] in (tmp_path / "plan.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_most_without_time_is_said_to_be_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MOST[:-1], "0", "--degrees", "1", "--jobs", "1", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["uses_all"]
+    assert any("is a guess of the integer programme" in line for line in plan["explanation"])
+
+
+@pytest.mark.slow
 def test_flags_of_the_version_before_have_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = ["--by-trials", "--no-use-cache", "--cache", str(tmp_path)]
     assert main([MOST[0], *old, *MOST[1:-1], "0", "--rate", "3", "--degrees", "1", "--jobs", "1"]) == 0

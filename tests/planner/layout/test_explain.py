@@ -9,7 +9,7 @@ import pytest
 
 from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied
 from planner.layout.demand import Demand
-from planner.layout.explain import headroom_of, p95_over_target, sentences, shortfall, slack_of
+from planner.layout.explain import headroom_of, p95_over_target, sentences, shortfall, slack_of, summary
 from planner.layout.layout import Layout
 from planner.layout.plan import GoodputPlan, NextStep
 from planner.layout.trial import Trial
@@ -222,6 +222,7 @@ def test_the_gain_of_the_next_gpus_is_said_with_its_interval() -> None:
 
     assert "The next 1 GPU would buy +0.4 sessions/s (+0.2 to +0.6), with" in next_of(Figure(0.4, 0.2, 0.6, 3))
     assert "which may be chance" in next_of(Figure(0.4, -0.2, 1.0, 3))
+    assert "+123 sessions/s (+99 to +147)" in next_of(Figure(123.4, 98.6, 147.2, 3))
     nothing = next_of(Figure(-0.1, -0.2, 0.05, 3))
     assert "would buy nothing that the search shows: -0.1 sessions/s (-0.2 to +0.05), with" in nothing
     assert "would buy nothing that the search shows: less than it resolves (5%)" in next_of(Figure(0.0, None, None, 1))
@@ -252,3 +253,57 @@ def test_a_higher_rate_of_fewer_seeds_below_the_first_layout_is_explained() -> N
 
     assert "is shown with a higher rate, but of fewer seeds" in with_other(Figure(3.5, None, None, 1))
     assert "of fewer seeds" not in with_other(Figure(2.9, None, None, 1))
+
+
+def test_large_rates_have_all_their_digits() -> None:
+    many = replace(BEST, goodput=Figure(7360.2, 7011.4, 7700.9, 3), curve=[(7000.0, FINE), (8123.0, LATE)])
+    assert "At 1000000 sessions/s it attains" in explained(replace(PLAN, layouts=[many], rate=1e6))
+    text = explained(replace(PLAN, layouts=[many], rate=7000.0))
+    assert "7360 (7011 to 7701, 3 seeds) sessions/s" in text
+    assert "at 8123 sessions/s 15% of the rounds miss TTFT and 5% miss ITL" in text
+    assert "e+" not in text
+
+
+def test_an_interval_that_begins_below_the_planned_rate_is_explained() -> None:
+    assert "The interval begins below" not in explained(PLAN)
+    unsure = replace(BEST, goodput=Figure(2.1, 1.69, 2.61, 3))
+    text = explained(replace(PLAN, layouts=[unsure]))
+    assert "carries up to 2.1 (1.69 to 2.61, 3 seeds) sessions/s. The interval begins below 2, so these seeds" in text
+    missed = replace(unsure, carries_rate=False)
+    assert "The interval begins below" not in explained(replace(PLAN, layouts=[missed]))
+
+
+def test_a_layout_beside_whose_parts_replicas_were_added_has_the_limit_of_the_parts() -> None:
+    least = Figure(3.0, None, None, 3)
+    filled = replace(BEST, goodput=least, goodput_is_least=True, curve=[(2.0, FINE)], unfilled=BEST)
+    text = explained(replace(PLAN, layouts=[filled]))
+    assert slack_of(filled, PLAN, CASE).binds == "prefill"
+    assert "Without the replicas on the GPUs that remained it carries up to 3 (2.8 to 3.2, 3 seeds) sessions/s" in text
+    assert "What binds without the replicas on the GPUs that remained is the time to the first token" in text
+    assert "at 3.2 sessions/s 15% of the rounds miss TTFT" in text
+    assert "Higher rates were not tried" not in text
+
+
+def test_a_layout_that_no_trial_speaks_for_is_said_to_be_a_guess() -> None:
+    poor = replace(BEST, carries_rate=False, attainment=Figure(0.067, None, None, 1), goodput=None, curve=[(2.0, LATE)])
+    untried = replace(PLAN, layouts=[poor], stopped="the time was over", is_decided=False, is_untried=True, trials=1)
+    text = explained(untried)
+    assert "prefill 1xTP1, decode 1xTP2 is a guess of the integer programme. No simulation has shown a rate" in text
+    assert "These are the best layouts after 1 simulation." in text
+    part = explained(replace(untried, scale=4, is_checked=False))
+    assert "a guess of the integer programme, which made it for 1/4 of the 4 GPUs. The whole cluster was not" in part
+    lucky = explained(replace(untried, layouts=[replace(poor, carries_rate=True)]))
+    assert "One simulation says that it carries 2 sessions/s, and none what it carries at most." in lucky
+
+
+def test_the_summary_is_one_line_with_the_answer() -> None:
+    assert summary(PLAN) == "3 GPUs: prefill 1xTP1, decode 1xTP2; carries 2 sessions/s."
+    figure = Figure(0.95, 0.9, 1.0, 3)
+    less, more = (Varied(VARIATIONS[each], figure, carries=not each, in_time=0.96) for each in (0, 1))
+    assert summary(replace(PLAN, variations=[less, more])).endswith("carries 2 sessions/s, but not 20 % more load.")
+    assert summary(replace(PLAN, variations=[more._replace(carries=True)])).endswith("and 20 % more load too.")
+    poor = replace(BEST, carries_rate=False, goodput=Figure(1.5, 1.4, 1.6, 3))
+    missed = summary(replace(PLAN, layouts=[poor]))
+    assert missed.endswith("carries 1.5 sessions/s, less than the 2 that were asked for.")
+    unknown = summary(replace(PLAN, layouts=[replace(poor, goodput=None)]))
+    assert unknown.endswith("does not carry 2 sessions/s.")

@@ -244,6 +244,26 @@ def test_without_time_the_plan_still_carries_the_rate_and_says_that_it_is_a_gues
     assert "is a guess with a reserve, and carries the rate" in " ".join(sentences(plan, case, {}))
 
 
+def test_a_rate_that_a_layout_carries_by_chance_does_not_make_it_the_one_that_carries_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = replace(CASE, rate=100.0, kv_capacity_tokens={1: 200_000, 2: 450_000})
+    better, lucky = Layout(((1, 1),), ((1, 1),)), Layout((), ((2, 1),))
+    limits = {better: 99.0, lucky: 92.0}
+    seen = {"rounds": 20, "errors": 0, "lost_sessions": 0, "ttft_s": {"p95": 0.1}, "mean_itl_s": {"p95": 0.01}}
+
+    def run(task: TrialTask, *_: object) -> Trial:
+        carries = task.rate <= limits.get(task.layout, 50.0) or (task.layout == lucky and task.rate == case.rate)
+        met = 0.95 if carries else 0.86
+        return Trial(met, 1 - met, 0.0, 1.0, True, seen, most=met)
+
+    monkeypatch.setattr(TrialTask, "run", run)
+    plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
+    assert plan.layouts[0].layout == better
+    assert [each.carries_rate for each in plan.layouts] == [False] * len(plan.layouts)
+    assert "No layout of 2 GPUs was found to carry 100 sessions/s" in " ".join(sentences(plan, case, {}))
+
+
 @pytest.mark.slow
 def test_the_goodput_and_whether_the_rate_is_carried_agree() -> None:
     # About what one GPU carries, so that the seeds differ.

@@ -316,6 +316,19 @@ def test_alternatives_for_the_most_goodput_are_ordered_by_the_goodput_that_is_sh
     assert shown == [160.0, 152.0, 144.0]
 
 
+def test_replicas_beside_the_parts_leave_the_limit_of_the_parts_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    split, _ = ALTERNATIVES
+    plan = planned_with({split: 40.0}, monkeypatch, uses_all=True)
+    (best,) = plan.layouts
+    assert best.layout.gpus > 8
+    assert best.unfilled is not None
+    assert best.unfilled.layout.gpus == 8
+    assert best.unfilled.goodput == Figure(160.0, 160.0, 160.0, 3)
+    assert "it carries up to 160 (160 to 160, 3 seeds) sessions/s" in " ".join(sentences(plan, CASE, {}))
+    failing = planned_with({split: 40.0}, monkeypatch, uses_all=True, wholes_fail=lambda _: True)
+    assert failing.layouts[0].unfilled is None
+
+
 def ending_after(simulations: int, met: float, error: type[BaseException]) -> Callable[[Layout, int, int], float]:
     """So many simulations attain `met`. Then an error ends them."""
 
