@@ -119,8 +119,8 @@ class RoundRun:
         raise RoundOverloadedError("the graph had no room for this round a moment ago", _SOON_S)
 
     async def _tell(self, error: RoundRefusedError) -> None:
-        """Remember the refusal for a question of the relay, which comes only if the client has no output."""
-        if self._mark and not self._stream.has_output:
+        """Remember the refusal for a question of the relay. Output says nothing here: a completion may come whole."""
+        if self._mark:
             trace, message = tracing.current(), str(error)
             refused = Refused(error.status, trace.quoted(message) if trace else message)
             is_found_anywhere = self._placement is None  # else a worker found it

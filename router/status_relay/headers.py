@@ -18,7 +18,8 @@ MADE_BY_AIOHTTP = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
 """Headers that the library would add where the client sent none."""
 
 MOST_HEADER_BYTES = 64 << 10
-"""Of one header, and of the path. The library's 8 KB are too few for some tokens. `head_limits` has their total."""
+"""Of one header, and of the path. The library's 8 KB are too few for some tokens.
+`connection_guard` has their total."""
 
 MOST_HEADERS = 100
 """As many as the frontend takes."""

@@ -17,13 +17,14 @@ from http import HTTPStatus
 
 import aiohttp
 from aiohttp import HttpVersion11, web
-from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from ampd.relay_mark import RelayMark
 from ampd.wire import Refused, retry_after_s, with_retry_after
+from router.status_relay.api_errors import error_response
+from router.status_relay.connection_guard import Handler
 from router.status_relay.first_events import first_events, has_failed, refusal_of
-from router.status_relay.head_limits import GuardedRunner, Handler, HeadGuards
+from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
 from router.status_relay.headers import (
     MADE_BY_AIOHTTP,
     MOST_HEADER_BYTES,
@@ -36,7 +37,6 @@ from router.status_relay.headers import (
 from router.status_relay.health import HEALTH_PATH, public_health
 from router.status_relay.long_prompt import COMPLETIONS, as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
-    MESSAGES,
     KeptBody,
     is_unexplained,
     kept_body,
@@ -50,7 +50,7 @@ DYNAMOS_BODY_LIMIT_MB = 45
 
 _CONNECT_TIMEOUT_S = 5.0
 _EVENT_STREAM = "text/event-stream"
-_WRONG, _TOO_LARGE, _SERVER_ERROR, _UNAVAILABLE = 400, 413, 500, 503
+_WRONG, _TOO_LARGE, _UNAVAILABLE = 400, 413, 503
 _OF_THE_PATH = (404, 405)
 """Statuses that a request has whatever its body is."""
 
@@ -77,7 +77,7 @@ class Relay:
         self._upstream = upstream
         self._body_limit_bytes = body_limit_bytes
         self._health_path = health_path
-        self._guards = HeadGuards()
+        self._guards = ConnectionGuards()
         self._session: aiohttp.ClientSession | None = None
         self._models: ServedModels | None = None
 
@@ -91,12 +91,10 @@ class Relay:
 
     def runner(self) -> web.AppRunner:
         """Runs the application. Bodies stay as the client has encoded them, because their length is sent on."""
-        log.addFilter(_is_no_wrong_request)
         return GuardedRunner(
             self.application(),
             self._guards,
             access_log=None,
-            handler_cancellation=True,
             auto_decompress=False,
             logger=log,
             shutdown_timeout=_LAST_BYTES_S,
@@ -117,7 +115,7 @@ class Relay:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         assert self._session is not None
         if wrong := _wrong_head(request):
-            return _error(request, Refused(_WRONG, wrong))
+            return error_response(request.path, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
         mark, kept = RelayMark.fresh(), kept_body(request)
         body = kept or (request.content if request.body_exists else None)
@@ -132,7 +130,7 @@ class Relay:
                     if refused is None and has_failed(request.path, first):
                         refused = await self._reason(request, url, kept, mark)
                     if refused is not None:
-                        return _error(request, refused)
+                        return error_response(request.path, refused)
                     if kept is not None:
                         kept.drop()
                     self._saw(request.path, answer.status)
@@ -142,11 +140,11 @@ class Relay:
                 if request.path == self._health_path:
                     return web.json_response(public_health(whole), status=answer.status)
                 refused = await self._explained(request, url, kept, mark, answer.status, whole)
-                return _error(request, refused) if refused else _whole(answer, whole)
+                return error_response(request.path, refused) if refused else _whole(answer, whole)
         except aiohttp.ClientConnectorError:
-            return _error(request, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
+            return error_response(request.path, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
-            return _error(request, await self._lost(request, url))
+            return error_response(request.path, await self._lost(request, url))
 
     async def _explained(
         self, request: web.Request, url: URL, kept: KeptBody | None, mark: RelayMark, status: int, body: bytes
@@ -225,7 +223,9 @@ def _wrong_head(request: web.Request) -> str | None:
 async def _expect(request: web.Request) -> web.StreamResponse | None:
     """Let the client send its body. The relay takes no other expectation."""
     if request.headers["Expect"].lower() != "100-continue":
-        response = _error(request, Refused(HTTPStatus.EXPECTATION_FAILED, "the relay takes Expect: 100-continue only"))
+        response = error_response(
+            request.path, Refused(HTTPStatus.EXPECTATION_FAILED, "the relay takes Expect: 100-continue only")
+        )
         response.force_close()
         return response
     if request.version >= HttpVersion11:
@@ -240,20 +240,12 @@ async def _own_errors(request: web.Request, handler: Handler) -> web.StreamRespo
     try:
         return await handler(request)
     except web.HTTPException as error:
-        return _error(request, Refused(error.status, error.reason))
+        return error_response(request.path, Refused(error.status, error.reason))
 
 
 async def _without_server(_: web.Request, response: web.StreamResponse) -> None:
     """The frontend does not tell its version either."""
     response.headers.pop("Server", None)
-
-
-def _is_no_wrong_request(record: logging.LogRecord) -> bool:
-    """Whether a line of the server's log is about anything but a request that is no HTTP.
-
-    Anybody can send such requests, and the error quotes them, with whatever secrets they have.
-    """
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
 def _acknowledge(answer: aiohttp.ClientResponse) -> None:
@@ -289,28 +281,3 @@ async def _stream(request: web.Request, answer: aiohttp.ClientResponse, first: b
     else:
         await response.write_eof()
     return response
-
-
-def _error(request: web.Request, refused: Refused) -> web.Response:
-    """The body of Anthropic's API, or the fields of Dynamo's own errors with OpenAI's part `error`."""
-    kind = _TYPES.get(refused.status, "server_error" if refused.status >= _SERVER_ERROR else _TYPES[_WRONG])
-    if request.path == MESSAGES:
-        kind = "api_error" if kind == "server_error" else kind
-        body: dict[str, object] = {"type": "error", "error": {"type": kind, "message": refused.message}}
-    else:
-        body = {"message": refused.message, "type": kind, "code": refused.status}
-        body["error"] = dict(body)
-    response = web.json_response(body, status=refused.status)
-    if (seconds := retry_after_s(refused.message)) is not None:
-        response.headers["Retry-After"] = str(seconds)
-    return response
-
-
-_TYPES = {
-    400: "invalid_request_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-"""As in the APIs of OpenAI and Anthropic."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -110,6 +111,19 @@ async def test_what_only_a_worker_finds_is_told_by_every_coordinator_and_not_tri
     assert other.coordinator.failures.total() == 0
     for each in (first_replica, other):
         await each.coordinator.stop()
+
+
+async def test_what_ends_a_round_within_its_output_is_told_too() -> None:
+    """A completion that is not streamed has shown none of its output."""
+    (replica,) = await replicas(1, worker("d1"))
+    replica.workers.fail["generate", "d1"] = 2
+    mark = RelayMark.fresh()
+    chunks = [chunk async for chunk in replica.start(mark)]
+    assert sum(bool(chunk.get("token_ids")) for chunk in chunks) == 2
+    error = json.loads(chunks[-1]["comment"][0])
+    assert error["code"] == 503
+    assert await replica.refusal(mark.question()) == Refused(error["code"], error["message"])
+    await replica.coordinator.stop()
 
 
 @pytest.mark.parametrize(

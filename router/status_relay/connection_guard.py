@@ -1,20 +1,26 @@
-"""Limits of a request's head: its bytes in all, and the time in which it must be complete.
+"""Limits of what a client sends: the bytes and the time of a head, the rate of a body, and what waits for its turn.
 
 The library limits each header and their number, so that a client could fill the memory with a hundred long ones, and it
 waits an hour for the end of a head. So each connection has a guard between socket and library, which counts what comes
 while no body does. What comes in one packet with the end of a body is not counted: at most one read.
+
+The library also stops reading where many requests wait for their turn, and then does not see that their client leaves.
+The request in progress would run for nobody. So the guard ends such a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 from aiohttp import web
+
+from ampd.wire import Refused
+from router.status_relay.api_errors import last_answer
+from router.status_relay.body_limits import LEAST_BYTES, WINDOW_S, BodyWatch
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -29,7 +35,7 @@ _LOOP_STEPS = 4
 then nobody can tell a long body, which comes with its head, from a long head."""
 
 
-class HeadGuard(asyncio.Protocol):
+class ConnectionGuard(asyncio.Protocol):
     """One connection. It passes all on to the library's protocol, and ends the connection beyond a limit.
 
     Args:
@@ -46,18 +52,23 @@ class HeadGuard(asyncio.Protocol):
         self._is_checking = False
         self._request: web.BaseRequest | None = None
         self._is_answering = False
+        self._body: BodyWatch | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     @contextmanager
     def answering(self, request: web.BaseRequest) -> Iterator[None]:
         """The head of this request is complete; it is answered while the block runs."""
+        assert self._transport is not None
         self._head_bytes = 0
         self._stop_timer()
         self._request, self._is_answering = request, True
+        self._body = BodyWatch(request.content, self._transport, self._body_is_slow)
+        self._loop.call_soon(self._end_if_deaf)  # requests in the packet of the head
         try:
             yield
         finally:
             self._is_answering = False
+            self._body.stop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As in `asyncio.Protocol`; so are the methods below."""
@@ -71,13 +82,15 @@ class HeadGuard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._request is None or self._request.content.is_eof():
-            self._head_bytes += len(data)
-            if self._timer is None:
-                self._timer = self._loop.call_later(PATIENCE_S, self._expired)
-            if self._head_bytes > MOST_HEAD_BYTES and not self._is_checking:
-                self._is_checking = True
-                self._loop.call_soon(self._check, _LOOP_STEPS)
-        self._inner.data_received(data)
+            self._count_head(len(data))
+            self._inner.data_received(data)
+            self._end_if_deaf()
+        else:
+            content = self._request.content
+            bytes_before = content.total_bytes
+            self._inner.data_received(data)
+            if self._body is not None:
+                self._body.received(has_grown=content.total_bytes > bytes_before)
 
     def eof_received(self) -> None:
         self._inner.eof_received()
@@ -87,6 +100,30 @@ class HeadGuard(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
+
+    def _count_head(self, count: int) -> None:
+        self._head_bytes += count
+        if self._timer is None:
+            self._timer = self._loop.call_later(PATIENCE_S, self._expired)
+        if self._head_bytes > MOST_HEAD_BYTES and not self._is_checking:
+            self._is_checking = True
+            self._loop.call_soon(self._check, _LOOP_STEPS)
+
+    def _end_if_deaf(self) -> None:
+        """End a connection that is not read, though the body of the request in progress is complete."""
+        assert self._transport is not None
+        is_complete = self._request is not None and self._request.content.is_eof()
+        if self._is_answering and is_complete and not self._transport.is_reading():
+            self._transport.abort()
+
+    def _body_is_slow(self) -> None:
+        assert self._transport is not None
+        assert self._request is not None
+        if self._request.writer.output_size:  # its answer has begun
+            self._transport.abort()
+        else:
+            rate = f"{LEAST_BYTES / WINDOW_S / 1024:.3g} KiB/s"
+            self._answer(HTTPStatus.REQUEST_TIMEOUT, f"the body is not valid, or came slower than {rate}")
 
     def _check(self, steps: int) -> None:
         if steps:
@@ -106,54 +143,20 @@ class HeadGuard(asyncio.Protocol):
 
     def _end(self, status: HTTPStatus, message: str) -> None:
         assert self._transport is not None
-        if not self._is_answering:
-            body = json.dumps({"message": message, "error": {"message": message, "code": status}}).encode()
-            lines = (
-                f"HTTP/1.1 {status.value} {status.phrase}",
-                "Content-Type: application/json",
-                f"Content-Length: {len(body)}",
-                "Connection: close",
-            )
-            self._transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-            self._transport.close()
-        else:
+        if self._is_answering:
             self._transport.abort()
+        else:
+            self._answer(status, message)
+
+    def _answer(self, status: HTTPStatus, message: str) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        path = self._request.path if self._request is not None and self._is_answering else ""
+        self._transport.write(last_answer(path, Refused(status, message)))
+        self._transport.close()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class HeadGuards:
-    """The guards of all connections, by the library's protocol."""
-
-    def __init__(self) -> None:
-        self._guards: dict[web.RequestHandler, HeadGuard] = {}
-
-    def guard(self, inner: web.RequestHandler) -> HeadGuard:
-        """The guard of a new connection."""
-        guard = self._guards[inner] = HeadGuard(inner, self._guards.__delitem__)
-        return guard
-
-    @web.middleware
-    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Tells the guard of a connection when a head is complete, and when its answer is."""
-        with self._guards[request.protocol].answering(request):
-            return await handler(request)
-
-
-class GuardedRunner(web.AppRunner):
-    """Runs an application whose connections have guards. It needs their middleware."""
-
-    def __init__(self, app: web.Application, guards: HeadGuards, **options: Any) -> None:
-        super().__init__(app, **options)
-        self._guards = guards
-
-    @property
-    def server(self) -> Callable[[], asyncio.Protocol] | None:  # type: ignore[override]
-        """Makes the protocol of each connection. The library's sites only call it."""
-        server = super().server
-        if server is None:
-            return None
-        return lambda: self._guards.guard(server())

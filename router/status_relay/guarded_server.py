@@ -1,0 +1,94 @@
+"""A server of aiohttp whose connections have guards, and whose errors have the form of the API."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from ampd.wire import Refused
+from router.status_relay.api_errors import last_answer
+from router.status_relay.connection_guard import ConnectionGuard, Handler
+
+
+class ConnectionGuards:
+    """The guards of all connections, by the library's protocol."""
+
+    def __init__(self) -> None:
+        self._guards: dict[web.RequestHandler, ConnectionGuard] = {}
+
+    def __len__(self) -> int:
+        """How many connections there are."""
+        return len(self._guards)
+
+    def guard(self, inner: web.RequestHandler) -> ConnectionGuard:
+        """The guard of a new connection."""
+        guard = self._guards[inner] = ConnectionGuard(inner, self._guards.__delitem__)
+        return guard
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tells the guard of a connection when a head is complete, and when its answer is."""
+        with self._guards[request.protocol].answering(request):
+            return await handler(request)
+
+
+class GuardedRunner(web.AppRunner):
+    """Runs an application whose connections have guards. It needs their middleware.
+
+    Args:
+        shutdown_timeout: for requests in progress at the end, in seconds.
+        options: of each connection, as of `web.RequestHandler`.
+    """
+
+    def __init__(
+        self, app: web.Application, guards: ConnectionGuards, *, shutdown_timeout: float, **options: Any
+    ) -> None:
+        super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout)
+        self._guards = guards
+        self._options = options
+
+    @property
+    def server(self) -> Callable[[], asyncio.Protocol] | None:  # type: ignore[override]
+        """Makes the protocol of each connection. The library's sites only call it."""
+        server, loop = super().server, asyncio.get_running_loop()
+        if server is None:
+            return None
+        return lambda: self._guards.guard(_Protocol(server, loop=loop, **self._options))
+
+
+class _Protocol(web.RequestHandler):
+    """The library's protocol. What is no HTTP gets an error that neither quotes it nor names the library."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """As in the library. It logs no request that is no HTTP: anybody can send them, with whatever secrets."""
+        if isinstance(exc, HttpProcessingError):
+            return _LastAnswer(Refused(status, "the request is no valid HTTP"))
+        super().handle_error(request, status, exc, message)
+        return _LastAnswer(Refused(status, "the relay has failed; its log has more"))
+
+
+class _LastAnswer(web.StreamResponse):
+    """An error on a connection that ends with it."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(status=refused.status)
+        self.force_close()
+        self._refused = refused
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """As in the library, but without its own headers."""
+        await request.writer.write(last_answer(request.path, self._refused))
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing follows."""

@@ -1,0 +1,230 @@
+"""How slowly a body may come, and what may wait behind a request."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.base_protocol import BaseProtocol
+
+from router.status_relay import body_limits
+from router.status_relay.body_limits import LEAST_BYTES, WINDOW_S, BodyWatch
+from router.status_relay.relay import Relay
+from tests.router.status_relay.serving import serving
+from tests.virtual_time import virtually
+
+SOON_S = 30.0
+"""Far longer than it takes."""
+
+LONG = 32 << 20
+"""Bytes that fit into no buffer on the way."""
+
+MESSAGE = b"POST /v1/messages HTTP/1.1\r\nHost: a\r\n"
+CHUNKED = MESSAGE + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"a":'
+
+
+class Frontend:
+    """Reads each body when it is told to, and answers when it has the whole."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.has_begun = asyncio.Event()
+        self.left = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    def runner(self) -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/{path:.*}", self._serve)
+        return web.AppRunner(app, handler_cancellation=True)
+
+    async def _serve(self, request: web.Request) -> web.Response:
+        self.has_begun.set()
+        try:
+            await self.go_on.wait()
+            body = await request.read()
+            await self.answers.wait()
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+        return web.json_response({"bytes": len(body)})
+
+
+@asynccontextmanager
+async def relayed() -> AsyncIterator[tuple[Frontend, str]]:
+    frontend = Frontend()
+    async with serving(frontend.runner()) as behind, serving(Relay(behind).runner()) as url:
+        yield frontend, url
+
+
+async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+@pytest.mark.parametrize(
+    ("begins", "goes_on"),
+    [
+        (CHUNKED, b"\r\nzz\r\n"),  # the library queues an error for each packet, and tells the waiting body none
+        (CHUNKED, b""),
+        (MESSAGE + b"Content-Length: 100000\r\n\r\n{", b" "),
+    ],
+)
+async def test_a_body_that_does_not_end_is_given_up(
+    begins: bytes, goes_on: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_limits, "WINDOW_S", 1.0)
+    async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
+        reader, writer = await connected(url)
+        writer.write(begins)
+        await frontend.has_begun.wait()
+        for _ in range(40):
+            writer.write(goes_on)
+            await asyncio.sleep(0)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        error = json.loads(await reader.readuntil(b"}}"))
+        assert error["type"] == "error", "in the form of the path's API"
+        assert "KiB/s" in error["error"]["message"]
+        await frontend.left.wait()
+        writer.close()
+
+
+async def test_a_client_that_leaves_behind_a_broken_chunk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library has stopped reading by then, and would not see it."""
+    monkeypatch.setattr(body_limits, "WINDOW_S", 1.0)
+    async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
+        _, writer = await connected(url)
+        writer.write(CHUNKED)
+        await frontend.has_begun.wait()
+        for _ in range(40):
+            writer.write(b"\r\nzz\r\n")
+            await asyncio.sleep(0)
+        writer.close()
+        await frontend.left.wait()
+
+
+async def test_a_frontend_that_does_not_read_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_limits, "WINDOW_S", 0.2)
+    async with relayed() as (frontend, url), aiohttp.ClientSession(url) as client, asyncio.timeout(SOON_S):
+        frontend.go_on.clear()
+        asking = asyncio.ensure_future(client.post("/v1/chat/completions", data=io.BytesIO(bytes(LONG))))
+        await frontend.has_begun.wait()
+        await asyncio.sleep(1)
+        frontend.go_on.set()
+        async with await asking as answer:
+            assert (answer.status, await answer.json()) == (200, {"bytes": LONG})
+
+
+@pytest.mark.parametrize("is_one_packet", [True, False])
+async def test_a_request_before_so_many_that_none_is_read_is_ended(is_one_packet: bool) -> None:
+    """Nobody would notice that its client leaves."""
+    async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
+        frontend.answers.clear()
+        reader, writer = await connected(url)
+        first, behind = MESSAGE + b"Content-Length: 2\r\n\r\n{}", b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n" * 40
+        if is_one_packet:
+            writer.write(first + behind)
+        else:
+            writer.write(first)
+            await frontend.has_begun.wait()
+            writer.write(behind)
+        assert await reader.read() == b""
+        writer.close()
+        if not is_one_packet:
+            await frontend.left.wait()
+
+
+async def test_few_requests_may_wait_behind_another() -> None:
+    async with relayed() as (_, url), asyncio.timeout(SOON_S):
+        reader, writer = await connected(url)
+        request = MESSAGE + b"Content-Length: 2\r\n\r\n{}"
+        writer.write(request * 30)
+        for _ in range(30):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            await reader.readuntil(b"}")
+        writer.close()
+
+
+class _Transport(asyncio.Transport):
+    """Is read, or waits until the frontend has taken more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_read = True
+
+    def is_reading(self) -> bool:
+        return self.is_read
+
+
+class _Body:
+    """A body whose packets come at set times."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.content = aiohttp.StreamReader(BaseProtocol(loop), 1 << 30, loop=loop)
+        self.transport = _Transport()
+        self.given_up_s: list[float] = []
+        self.watch = BodyWatch(self.content, self.transport, lambda: self.given_up_s.append(loop.time()))
+
+    async def comes(self, count: int, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        self.content.feed_data(b"x" * count)
+        self.watch.received(has_grown=bool(count))
+
+
+@virtually
+async def test_a_body_may_come_at_the_least_rate_for_as_long_as_it_likes() -> None:
+    body = _Body()
+    for _ in range(1000):
+        await body.comes(LEAST_BYTES // 10, WINDOW_S / 10.5)
+    assert body.given_up_s == []
+    await asyncio.sleep(2 * WINDOW_S)
+    assert len(body.given_up_s) == 1
+
+
+@virtually
+async def test_a_body_below_the_least_rate_is_given_up_after_one_window() -> None:
+    body = _Body()
+    for _ in range(20):
+        await body.comes(LEAST_BYTES // 10 - 1, WINDOW_S / 9.5)
+    assert body.given_up_s == [WINDOW_S]
+
+
+@virtually
+async def test_no_time_counts_in_which_the_frontend_is_slower() -> None:
+    body = _Body()
+    body.transport.is_read = False
+    await body.comes(1, 0.0)
+    await asyncio.sleep(10.5 * WINDOW_S)
+    body.transport.is_read = True
+    await asyncio.sleep(WINDOW_S)
+    assert body.given_up_s == []
+    await asyncio.sleep(WINDOW_S)
+    assert body.given_up_s == [12 * WINDOW_S]
+
+
+@virtually
+async def test_a_connection_that_is_not_read_for_what_came_behind_the_body_is_given_up() -> None:
+    body = _Body()
+    await body.comes(1, 0.0)
+    body.transport.is_read = False
+    await body.comes(0, 0.0)
+    await asyncio.sleep(2 * WINDOW_S)
+    assert body.given_up_s == [WINDOW_S]
+
+
+@virtually
+async def test_a_body_that_is_complete_or_answered_is_watched_no_longer() -> None:
+    body, other = _Body(), _Body()
+    body.content.feed_eof()
+    other.watch.stop()
+    await asyncio.sleep(2 * WINDOW_S)
+    assert body.given_up_s == other.given_up_s == []
