@@ -67,15 +67,48 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
     end_s = time.monotonic() + wishes.budget_s
     scale = scale_of(case, uses_all=wishes.uses_all)
     part = replace(case, gpus=case.gpus // scale, rate=case.rate / scale)
-    search_s, wishes_of_part = wishes.budget_s, wishes
-    if scale > 1:
-        search_s *= _SEARCH_SHARE
-        top = max(wishes.top, _LEAST_LAYOUTS)
-        wishes_of_part = replace(wishes, top=top, figures_share=_FIGURES_SHARE, scale=scale)
-        print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
-    with Trials(part, wishes.jobs, search_s) as trials:
-        plan = _Planner(part, wishes_of_part, trials).plan()
-    return plan if scale == 1 else whole_plan(case, plan, scale, wishes, end_s)
+    if scale == 1:
+        with Trials(part, wishes.jobs, wishes.budget_s) as trials:
+            return _Planner(part, wishes, trials).plan()
+    print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
+    wishes_of_part = replace(
+        wishes,
+        top=max(wishes.top, _LEAST_LAYOUTS),
+        search_share=_SEARCH_SHARE,
+        figures_share=_FIGURES_SHARE,
+        scale=scale,
+    )
+    with Trials(part, wishes.jobs, _SEARCH_SHARE * wishes.budget_s) as trials:
+        planner = _Planner(part, wishes_of_part, trials)
+        plan = planner.plan()
+        whole = replace(case, rate=plan.rate * scale)
+        with Trials(whole, wishes.jobs, max(end_s - time.monotonic(), 0.0)) as wholes:
+            return _with_whole(case, planner, plan, wishes, wholes)
+
+
+def _with_whole(
+    case: PlanCase, planner: _Planner, plan_of_part: GoodputPlan, wishes: Wishes, trials: Trials
+) -> GoodputPlan:
+    """The plan of the whole cluster. If the part lacks figures then, they get the time that is left."""
+    scale = planner.scale
+    plan = whole_plan(case, plan_of_part, scale, wishes, trials)
+    check_s = trials.elapsed_s
+    # A goodput that was not known before asks for another check. In the end only figures are added that ask for none.
+    for reserve_s in (check_s, 0.0):
+        if not planner.lacks_figures or plan.stopped == INTERRUPTED:
+            break
+        more = planner.go_on(wishes.budget_s - reserve_s, with_goodputs=reserve_s > 0)
+        later = whole_plan(case, more, scale, wishes, trials, is_again=True)
+        if not plan.is_checked or (later.is_checked and _seeds(later) >= _seeds(plan)):
+            plan = later
+        elif later.stopped == INTERRUPTED:
+            plan = replace(plan, stopped=INTERRUPTED)
+    return plan
+
+
+def _seeds(plan: GoodputPlan) -> int:
+    """How many of them the first layout was judged by."""
+    return plan.layouts[0].attainment.seeds
 
 
 class _Planner:
@@ -87,7 +120,7 @@ class _Planner:
         self._appraiser = Appraiser(case, trials, case.rate)
         self._shown: list[Layout] = []
         self._has_fewest = False
-        self._is_decided = False
+        self._has_ended_search = False
         self._next: Layout | None = None
         self._fuller: tuple[Layout, str] | None = None
         self._stopped = ""
@@ -101,13 +134,57 @@ class _Planner:
                 with self._phase(self._figures_s - (1 - _MOST_SHARE) * left_s if left_s > 0 else inf):
                     self._search.most()
                 self._compare()
-            self._decided()
-            varied = self._appraiser.variation_steps(
-                self._shown[0], self._rate_per_copy(), with_as_planned=self._wishes.scale > 1
-            )
-            others = [self._appraiser.check_steps(layout, SEEDS) for layout in self._others()]
-            self._trials.together([self._next_steps(), varied, *others])
+            self._has_ended_search = True
+            self._trials.end_at(self._figures_s)
+            self._show_figures()
         return self._plan()
+
+    @property
+    def scale(self) -> int:
+        """Of how many such parts the cluster consists."""
+        return self._wishes.scale
+
+    @property
+    def lacks_figures(self) -> bool:
+        """Whether the search ended, and there was no time for all figures of its layouts."""
+        return self._has_ended_search and self._stopped not in {"", INTERRUPTED}
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether more time would find the same layout."""
+        if self._trials.is_cut or not self._has_ended_search:
+            return False
+        first, *others = self._shown
+        if self._wishes.scale == 1 or not self._has_fewest:
+            return True
+        # One whose copies take fewer GPUs would be the first one.
+        is_known = all(map(self._appraiser.seeds, self._shown))
+        return is_known and all(self._whole_gpus(layout) >= self._whole_gpus(first) for layout in others)
+
+    def go_on(self, end_s: float, *, with_goodputs: bool) -> GoodputPlan:
+        """The plan with the figures for which there was no time.
+
+        Args:
+            end_s: seconds after the start at which they are given up.
+            with_goodputs: of the alternatives and the best layout too.
+        """
+        self._stopped = ""
+        self._trials.go_on_until(end_s)
+        with self._until_stopped():
+            self._show_figures(with_goodputs=with_goodputs)
+        return self._plan()
+
+    def _show_figures(self, *, with_goodputs: bool = True) -> None:
+        """Make the trials of the figures of the layouts that were chosen."""
+        if self._has_fewest and with_goodputs:
+            self._search_goodputs()
+        varied = self._appraiser.variation_steps(
+            self._shown[0], self._rate_per_copy(), with_as_planned=self._wishes.scale > 1
+        )
+        others = [self._appraiser.check_steps(layout, SEEDS) for layout in self._others()]
+        self._trials.together([self._next_steps(), varied, *others])
+        if self._has_fewest and not with_goodputs and not all(map(self._appraiser.seeds, self._shown)):
+            raise TimeOverError  # goodputs are missing
 
     def _find_fewest(self) -> bool:
         """Whether a layout carries the rate, in long trials with several seeds too. The fewest GPUs are tried first."""
@@ -124,7 +201,7 @@ class _Planner:
             tried.update(layouts)
             if (best := self._confirmed(layouts)) is not None:
                 rest = [layout for layout in self._search.carrying if layout not in tried]
-                self._show_fewest(best, [*layouts, *rest])
+                self._choose_fewest(best, [*layouts, *rest])
                 return True
             if layouts[0].gpus not in widened:
                 widened.add(layouts[0].gpus)
@@ -140,17 +217,21 @@ class _Planner:
                 return layout
         return None
 
-    def _show_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
-        """Figures of the best layout, then of alternatives: two with the same number of GPUs, then larger ones."""
-        appraiser, rate, count = self._appraiser, self._case.rate, self._wishes.top - 1
+    def _choose_fewest(self, best: Layout, others: Sequence[Layout]) -> None:
+        """Show the best layout and alternatives: two with the same number of GPUs, then larger ones."""
+        count = self._wishes.top - 1
         if self._wishes.scale > 1:
             # Copies are made of them, so they need not carry the rate of the part.
             alternatives = of_other_kinds(best, [*others, *self._search.best], count)
         else:
             alternatives = [layout for layout in others if layout != best][:count]
         self._shown, self._has_fewest = [best, *alternatives], True
-        self._decided()
-        searches = [appraiser.goodput_steps(best, SEEDS, rate)]
+
+    def _search_goodputs(self) -> None:
+        """The goodput of the layouts with the fewest GPUs, which orders the alternatives."""
+        best, *alternatives = self._shown
+        appraiser = self._appraiser
+        searches = [appraiser.goodput_steps(best, SEEDS, self._case.rate)]
         self._trials.together([*searches, *map(self._alternative_steps, alternatives)])
         if self._wishes.scale > 1:
             self._choose_by_whole()
@@ -188,16 +269,13 @@ class _Planner:
         """
         return [] if self._has_fewest or self._wishes.scale > 1 else self._shown[1:]
 
-    def _decided(self) -> None:
-        self._is_decided = not self._trials.is_cut
-        self._trials.end_at(self._figures_s)
-
     @contextmanager
     def _until_stopped(self) -> Iterator[None]:
         try:
             yield
         except TimeOverError:
-            self._stopped = time_over(self._wishes.budget_s)
+            share = 1.0 if self._has_ended_search else self._wishes.search_share
+            self._stopped = time_over(self._wishes.budget_s, share)
         except KeyboardInterrupt:
             if not self._search.best:
                 raise

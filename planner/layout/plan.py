@@ -13,8 +13,10 @@ from planner.layout.trials import BUDGET_S
 INTERRUPTED = "it was interrupted"
 
 
-def time_over(budget_s: float) -> str:
-    """Why a search ended early."""
+def time_over(budget_s: float, share: float = 1.0) -> str:
+    """Why a search ended early; `share`: the part of the budget that it had."""
+    if share < 1:
+        return f"the time for the search was over ({share:.0%} of --budget-s {budget_s:g})"
     return f"the time was over (--budget-s {budget_s:g})"
 
 
@@ -112,7 +114,8 @@ class Wishes:
         top: layouts to show.
         jobs: processes; None: one per core.
         budget_s: seconds for the simulations.
-        figures_share: the share of them after which no figures are added to a layout that was chosen.
+        search_share, figures_share: the shares of them after which the search ends, and after which no figures are
+            added to a layout that was chosen.
         scale: of how many such parts the cluster consists.
     """
 
@@ -120,5 +123,6 @@ class Wishes:
     top: int = 3
     jobs: int | None = None
     budget_s: float = BUDGET_S
+    search_share: float = 1.0
     figures_share: float = 1.0
     scale: int = 1

@@ -65,6 +65,10 @@ class Trials:
         """Await no result later than this many seconds after the start."""
         self._budget_s = min(self._budget_s, budget_s)
 
+    def go_on_until(self, budget_s: float) -> None:
+        """Await results until this many seconds after the start, also if the time was over before."""
+        self._budget_s = budget_s
+
     @contextmanager
     def ending_at(self, budget_s: float) -> Iterator[None]:
         """As `end_at` within the `with` block. Afterwards results are awaited as before."""

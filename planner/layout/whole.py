@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -50,7 +49,9 @@ def scale_of(case: PlanCase, *, uses_all: bool) -> int:
     return case.gpus // min(sizes, key=lambda size: (left(size), -size))
 
 
-def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, end_s: float) -> GoodputPlan:
+def whole_plan(
+    case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, trials: Trials, *, is_again: bool = False
+) -> GoodputPlan:
     """The plan of a part of the cluster for the whole one.
 
     The first layout is simulated with several seeds, then each alternative with one. After Ctrl-C in the search of the
@@ -58,22 +59,24 @@ def whole_plan(case: PlanCase, part: GoodputPlan, scale: int, wishes: Wishes, en
     first one the figures are those of the part, times `scale`, and it has no alternatives.
 
     Args:
-        end_s: monotonic time at which these simulations are given up. Ctrl-C ends them too. What they showed until then
-            is kept: a layout that failed is not shown with the figures of its part.
+        trials: of the whole cluster. The end of their time and Ctrl-C end these simulations. What they showed until
+            then is kept: a layout that failed is not shown with the figures of its part.
+        is_again: the part has more figures now. After Ctrl-C nothing is simulated again.
     """
     rate = part.rate * scale
     plan = replace(part, rate=rate, demand=demand_of(replace(case, rate=rate)), scale=scale, fuller=None, tied=())
-    with Trials(replace(case, rate=rate), wishes.jobs, max(end_s - time.monotonic(), 0.0)) as trials:
-        check = _Check(case, plan, part, trials, wishes)
-        if part.stopped == INTERRUPTED:
-            print(f"simulating the best layout once more, on all {case.gpus} GPUs; Ctrl-C skips that", file=sys.stderr)
-        try:
-            check.simulate()
-        except KeyboardInterrupt:
-            # It came between two simulations.
-            check.stop(INTERRUPTED)
-            check.simulate()
-        return check.plan()
+    check = _Check(case, plan, part, trials, wishes)
+    if part.stopped == INTERRUPTED and is_again:
+        check.stop(INTERRUPTED)
+    elif part.stopped == INTERRUPTED:
+        print(f"simulating the best layout once more, on all {case.gpus} GPUs; Ctrl-C skips that", file=sys.stderr)
+    try:
+        check.simulate()
+    except KeyboardInterrupt:
+        # It came between two simulations.
+        check.stop(INTERRUPTED)
+        check.simulate()
+    return check.plan()
 
 
 class _Whole(NamedTuple):
@@ -116,7 +119,7 @@ class _Check:
         """Simulate the layouts of the part as whole clusters, the best one first. After Ctrl-C only that one."""
         best, *others = self._part.layouts
         uses_all = self._wishes.uses_all
-        is_last = self._part.stopped == INTERRUPTED
+        is_last = self._part.stopped == INTERRUPTED and not self._stopped
         seeds = 1 if is_last else SEEDS
         first = self._best_filled(best, seeds) if uses_all else self._sized(best, seeds)
         self._found = [] if first is None else [first]
@@ -138,7 +141,8 @@ class _Check:
     def plan(self) -> GoodputPlan:
         """The plan, as far as it was simulated."""
         is_decided = self._plan.is_decided and self._is_decided
-        plan = replace(self._plan, stopped=self._part.stopped or self._stopped, is_decided=is_decided)
+        stopped = self._part.stopped if self._part.stopped == INTERRUPTED else self._stopped or self._part.stopped
+        plan = replace(self._plan, stopped=stopped, is_decided=is_decided)
         if not self._found:
             return self._unchecked(plan)
         best = self._found[0]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from planner.layout import goodput_plan, goodput_search
-from planner.layout.appraisal import VARIATIONS
+from planner.layout import goodput_plan, goodput_search, whole
+from planner.layout.appraisal import VARIATIONS, Appraiser
+from planner.layout.case import PlanCase
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
-from planner.layout.plan import Wishes
+from planner.layout.plan import INTERRUPTED, GoodputPlan, Wishes
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
@@ -250,12 +251,11 @@ def test_a_rate_that_a_layout_carries_by_chance_does_not_make_it_the_one_that_ca
     case = replace(CASE, rate=100.0, kv_capacity_tokens={1: 200_000, 2: 450_000})
     better, lucky = Layout(((1, 1),), ((1, 1),)), Layout((), ((2, 1),))
     limits = {better: 99.0, lucky: 92.0}
-    seen = {"rounds": 20, "errors": 0, "lost_sessions": 0, "ttft_s": {"p95": 0.1}, "mean_itl_s": {"p95": 0.01}}
 
     def run(task: TrialTask, *_: object) -> Trial:
         carries = task.rate <= limits.get(task.layout, 50.0) or (task.layout == lucky and task.rate == case.rate)
         met = 0.95 if carries else 0.86
-        return Trial(met, 1 - met, 0.0, 1.0, True, seen, most=met)
+        return Trial(met, 1 - met, 0.0, 1.0, True, SEEN, most=met)
 
     monkeypatch.setattr(TrialTask, "run", run)
     plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
@@ -272,3 +272,84 @@ def test_the_goodput_and_whether_the_rate_is_carried_agree() -> None:
         for each in plan.layouts:
             assert each.goodput is not None
             assert each.carries_rate == (each.goodput.mean >= rate)
+
+
+SEEN = {
+    "rounds": 20,
+    "sessions": 9,
+    "errors": 0,
+    "lost_sessions": 0,
+    "ttft_s": {"p95": 0.1},
+    "mean_itl_s": {"p95": 0.01},
+}
+
+
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> PlanCase:
+    """A case that is planned in parts. Trials are made up: a GPU carries 35 sessions/s, a little less in a split."""
+
+    def run(task: TrialTask, *_: object) -> Trial:
+        carried = task.layout.gpus * (32.0 if task.layout.prefill else 35.0)
+        met = 0.95 if task.rate * task.variation.rate <= carried else 0.86
+        return Trial(met, 1 - met, 0.0, 1.0, True, SEEN, most=met)
+
+    monkeypatch.setattr(whole, "MOST_GPUS", 1)
+    monkeypatch.setattr(TrialTask, "run", run)
+    return replace(CASE, rate=120.0, gpus=8)
+
+
+def planned_late(case: PlanCase, monkeypatch: pytest.MonkeyPatch) -> GoodputPlan:
+    """A plan that has no time for the figures of its part before the whole is simulated."""
+    monkeypatch.setattr(goodput_plan, "_FIGURES_SHARE", 0.0)
+    return make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
+
+
+def test_figures_of_a_part_get_the_time_that_the_check_of_the_whole_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = in_parts(monkeypatch)
+    early = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
+    late = planned_late(case, monkeypatch)
+    assert late.scale > 1
+    assert late.stopped == ""
+    assert late.is_decided
+    assert late.layouts[0].goodput is not None
+    assert len(late.layouts) > 1
+    assert len(late.variations) == len(VARIATIONS) + 1
+    assert late.next_step is not None
+    assert late.trials > early.trials, "with the check before the goodput was known"
+    assert replace(late, trials=early.trials) == early
+
+
+def test_the_last_time_gives_figures_that_ask_for_no_further_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_time(_: object) -> None:
+        raise TimeOverError
+
+    case = in_parts(monkeypatch)
+    monkeypatch.setattr(goodput_plan._Planner, "_search_goodputs", out_of_time)
+    plan = planned_late(case, monkeypatch)
+    assert plan.is_checked
+    assert plan.layouts[0].goodput is None
+    assert len(plan.variations) == len(VARIATIONS) + 1
+    assert plan.stopped == "the time was over (--budget-s 1e+06)"
+    assert not plan.is_decided, "another layout may need fewer GPUs as a whole"
+
+
+def test_ctrl_c_while_figures_are_added_keeps_the_check_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    case = in_parts(monkeypatch)
+    monkeypatch.setattr(Appraiser, "variation_steps", interrupted)
+    plan = planned_late(case, monkeypatch)
+    assert plan.is_checked
+    assert plan.layouts[0].attainment.seeds == 3
+    assert plan.stopped == INTERRUPTED
+    assert "once more" not in capsys.readouterr().err
+
+
+def test_a_search_of_a_part_that_is_cut_names_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = in_parts(monkeypatch)
+    monkeypatch.setattr(goodput_plan, "_SEARCH_SHARE", 0.0)
+    plan = make_goodput_plan(case, Wishes(jobs=1, budget_s=MUCH))
+    assert plan.is_checked
+    assert plan.stopped == "the time for the search was over (0% of --budget-s 1e+06)"

@@ -19,6 +19,7 @@ from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
 from planner.layout.plan import INTERRUPTED, GoodputPlan, Wishes
 from planner.layout.trial import TimeOverError, Trial, TrialTask
+from planner.layout.trials import Trials
 from planner.layout.whole import scale_of
 
 from .lab import CASE as LAB_CASE
@@ -239,7 +240,8 @@ def planned_with(
         has_fewest_gpus=True,
     )
     part = replace(part, stopped=stopped, has_fewest_gpus=not uses_all)
-    return whole.whole_plan(case, part, 4, Wishes(uses_all, jobs=1, budget_s=MUCH), inf)
+    with Trials(case, 1, MUCH) as trials:
+        return whole.whole_plan(case, part, 4, Wishes(uses_all, jobs=1, budget_s=MUCH), trials)
 
 
 def test_alternatives_of_a_large_cluster_have_as_many_copies_as_carry_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
