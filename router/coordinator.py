@@ -211,7 +211,7 @@ class Coordinator:
                 wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
                 del request  # its list of token ids is large
                 if is_question:
-                    told = await RoundRun(wanted, context, self._services).explain()
+                    told = await RoundRun(wanted, context, self._services, mark).explain()
                     return answer.fail(told.status, told.message)
                 answer.has_begun = wanted.continued_tokens > 0
                 if not wanted.is_named and not wanted.continued_tokens:
@@ -220,7 +220,7 @@ class Coordinator:
                 if wanted.max_tokens == 0 and wanted.is_final:
                     answer.send(await self._end_session(wanted))
                 else:
-                    await RoundRun(wanted, context, self._services).serve(answer.send)
+                    await RoundRun(wanted, context, self._services, mark).serve(answer.send)
         except RoundRefusedError as error:
             if not is_question:  # the refusal that it is about has been counted
                 self._note_refusal(error)

@@ -7,12 +7,12 @@ import logging
 from contextlib import suppress
 
 from ampd.handler_stream import Chunk, Send
-from ampd.relay_mark import relay_mark
+from ampd.relay_mark import RelayMark
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
 from ampd.types import Route
-from ampd.wire import RELAYED, REPORT_KEY, GenerateRequest, PrefillRequest, Refused, RoundReport
+from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, Refused, RoundReport
 from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
 from router.decision_record import DecisionRecord, RoundFacts
@@ -41,14 +41,19 @@ class RoundRun:
 
     `_unreached` is the placement whose task may not have reached its worker, because no output of it has come yet. It
     must be withdrawn if the round ends. A worker does not begin a call whose client has gone already.
+
+    Args:
+        mark: of the status relay; None: the request did not come from it.
     """
 
-    def __init__(self, request: RoundRequest, context: CallContext, services: Services) -> None:
+    def __init__(
+        self, request: RoundRequest, context: CallContext, services: Services, mark: RelayMark | None = None
+    ) -> None:
         self._request = request
         self._context = context
         self._services = services
         self._links = LinkedContexts(context)
-        self._mark = relay_mark(context.metadata.get(RELAYED))
+        self._mark = mark
         options = services.options
         self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(

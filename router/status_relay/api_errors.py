@@ -8,7 +8,7 @@ from http import HTTPStatus
 from aiohttp import web
 
 from ampd.wire import Refused, retry_after_s
-from router.status_relay.second_question import MESSAGES
+from router.status_relay.api_paths import MESSAGES
 
 _INVALID = "invalid_request_error"
 _TYPES = {

@@ -10,6 +10,7 @@ import aiohttp
 
 from ampd.relay_mark import RelayMark
 from ampd.wire import Refused, refusal_in, refusal_in_text
+from router.status_relay.api_paths import MESSAGES, RESPONSES
 
 _OWN = (
     b"event: response.created",
@@ -18,19 +19,22 @@ _OWN = (
     b"event: content_block_start",
 )
 """How events begin that Dynamo's frontend sends in streams of `/v1/responses` and `/v1/messages` before the output."""
-_FAILED = {"/v1/responses": b"event: response.failed", "/v1/messages": b"event: error"}
+_FAILED = {RESPONSES: b"event: response.failed", MESSAGES: b"event: error"}
 _DATA = "data:"
 _END = b"\n\n"
 
 
 async def first_events(stream: aiohttp.StreamReader) -> bytes:
     """The stream up to the end of the first event that is not the frontend's own, with what came along behind it."""
-    read = b""
+    read, event, seen = bytearray(), 0, 0
     async for part in stream.iter_any():
         read += part
-        if _deciding(read) is not None:
-            break
-    return read
+        while (end := read.find(_END, seen)) >= 0:
+            if not read.startswith(_OWN, event):
+                return bytes(read)
+            event = seen = end + len(_END)
+        seen = max(event, len(read) - 1)  # what has come is not searched again: the first event may be long
+    return bytes(read)
 
 
 def refusal_of(events: bytes, mark: RelayMark) -> Refused | None:

@@ -18,9 +18,9 @@ from typing import Any
 import aiohttp
 
 from ampd.wire import Refused
-from router.status_relay.second_question import MESSAGES, PATIENCE_S, error_message
+from router.status_relay.api_paths import MESSAGES
+from router.status_relay.second_question import PATIENCE_S, error_message
 
-COMPLETIONS = "/v1/completions"
 _UNEXPLAINED = "internal server error"
 _TOO_LONG = "maximum context length"
 """What Dynamo says of such a prompt where it says anything."""

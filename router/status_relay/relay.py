@@ -22,6 +22,7 @@ from yarl import URL
 from ampd.relay_mark import RelayMark
 from ampd.wire import Refused, retry_after_s, with_retry_after
 from router.status_relay.api_errors import error_response
+from router.status_relay.api_paths import COMPLETIONS
 from router.status_relay.connection_guard import Handler
 from router.status_relay.first_events import first_events, has_failed, refusal_of
 from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
@@ -35,11 +36,10 @@ from router.status_relay.headers import (
     unreadable,
 )
 from router.status_relay.health import HEALTH_PATH, public_health
-from router.status_relay.long_prompt import COMPLETIONS, as_completion, may_be_too_long, too_long_in_answer
+from router.status_relay.kept_bodies import KeptBodies, KeptBody
+from router.status_relay.long_prompt import as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
-    KeptBody,
     is_unexplained,
-    kept_body,
     mark_of_second,
     refusal_in_answer,
 )
@@ -78,6 +78,7 @@ class Relay:
         self._body_limit_bytes = body_limit_bytes
         self._health_path = health_path
         self._guards = ConnectionGuards()
+        self._bodies = KeptBodies()
         self._session: aiohttp.ClientSession | None = None
         self._models: ServedModels | None = None
 
@@ -113,11 +114,15 @@ class Relay:
             yield
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        assert self._session is not None
         if wrong := _wrong_head(request):
             return error_response(request.path, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
-        mark, kept = RelayMark.fresh(), kept_body(request)
+        with self._bodies.of(request) as kept:
+            return await self._passed_on(request, url, kept)
+
+    async def _passed_on(self, request: web.Request, url: URL, kept: KeptBody | None) -> web.StreamResponse:
+        assert self._session is not None
+        mark = RelayMark.fresh()
         body = kept or (request.content if request.body_exists else None)
         try:
             async with self._session.request(
@@ -262,7 +267,8 @@ def _acknowledge(answer: aiohttp.ClientResponse) -> None:
 
 def _whole(answer: aiohttp.ClientResponse, body: bytes) -> web.Response:
     headers = passed_on(answer.headers)
-    headers.popall("content-length", None)
+    if answer.method != "HEAD":  # else it tells the length of a body that does not come
+        headers.popall("content-length", None)
     if answer.status >= 400 and (seconds := retry_after_s(body.decode(errors="replace"))) is not None:
         headers["Retry-After"] = str(seconds)
     return web.Response(status=answer.status, body=body, headers=headers)

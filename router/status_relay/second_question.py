@@ -13,29 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
-from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from ampd.relay_mark import RelayMark
 from ampd.wire import Refused
+from router.status_relay.api_paths import MESSAGES
 from router.status_relay.first_events import first_events, refusal_of
 
 PATIENCE_S = 5.0
 """How long the second answer may take."""
 
-MOST_BYTES = 64 << 20
-"""A longer body is not kept, so that its request cannot be asked again."""
-
-MESSAGES = "/v1/messages"
-_PATHS = ("/v1/completions", "/v1/responses", MESSAGES)
 _UNEXPLAINED = b"Failed to fold completions stream"
-
-
 _BAD_REQUEST, _OVERLOADED, _UNAVAILABLE = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -43,53 +34,9 @@ _BAD_REQUEST, _OVERLOADED, _UNAVAILABLE = (
 )
 
 
-class KeptBody:
-    """The body of a request on its way to the frontend, which is kept until no second question can come."""
-
-    def __init__(self, request: web.Request) -> None:
-        self._content = request.content
-        self._is_messages = request.path == MESSAGES
-        self._parts: list[bytes] = []
-        self._bytes = 0
-        self._is_kept = True
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for part in self._content.iter_any():
-            self._bytes += len(part)
-            if self._bytes > MOST_BYTES:
-                self.drop()
-            if self._is_kept:
-                self._parts.append(part)
-            yield part
-
-    def drop(self) -> None:
-        """Keep it no longer: the answer has begun, and lasts as long as the round."""
-        self._is_kept = False
-        self._parts.clear()
-
-    def read(self) -> dict[str, Any] | None:
-        """The request; None: it was not kept, or is no object."""
-        with suppress(ValueError, RecursionError):
-            value = json.loads(b"".join(self._parts))
-            if isinstance(value, dict):
-                return value
-        return None
-
-    def asked_again(self) -> dict[str, Any] | None:
-        """The request in the form that shows the reason; None: as in `read`."""
-        value = self.read()
-        return None if value is None else {**value, "stream": self._is_messages or not value.get("stream")}
-
-
 def mark_of_second(path: str, mark: RelayMark) -> RelayMark:
     """The mark of a second question. Its secret tells a refusal that comes as text from the text of a model."""
     return mark.question(as_text=path == MESSAGES)
-
-
-def kept_body(request: web.Request) -> KeptBody | None:
-    """The body of a request whose answer may lack a reason; None: of all others, and of an encoded one."""
-    may_lack = request.path in _PATHS and request.method == "POST" and "content-encoding" not in request.headers
-    return KeptBody(request) if may_lack and request.body_exists else None
 
 
 def is_unexplained(path: str, status: int, body: bytes) -> bool:

@@ -12,10 +12,10 @@ from http import HTTPStatus
 import aiohttp
 
 from ampd.wire import Refused, with_retry_after
+from router.status_relay.api_paths import CHATS, COMPLETIONS, EMBEDDINGS, MESSAGES, MODELS, RESPONSES
 from router.status_relay.second_question import error_message
 
-MODELS = "/v1/models"
-_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
+_PATHS = (CHATS, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
 _RETRY_AFTER_S = 1.0
 
 

@@ -6,7 +6,7 @@ import asyncio
 import io
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import aiohttp
 import pytest
@@ -15,9 +15,11 @@ from aiohttp.base_protocol import BaseProtocol
 
 from router.status_relay import body_limits
 from router.status_relay.body_limits import LEAST_BYTES, WINDOW_S, BodyWatch
+from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import serving
 from tests.virtual_time import virtually
+from tests.waiting import until
 
 SOON_S = 30.0
 """Far longer than it takes."""
@@ -85,7 +87,7 @@ async def test_a_body_that_does_not_end_is_given_up(
         reader, writer = await connected(url)
         writer.write(begins)
         await frontend.has_begun.wait()
-        for _ in range(40):
+        for _ in range(20):  # fewer than the library queues, or it would not read them all
             writer.write(goes_on)
             await asyncio.sleep(0)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -140,6 +142,33 @@ async def test_a_request_before_so_many_that_none_is_read_is_ended(is_one_packet
         writer.close()
         if not is_one_packet:
             await frontend.left.wait()
+
+
+async def test_a_head_that_is_too_long_behind_a_request_ends_both() -> None:
+    async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
+        frontend.answers.clear()
+        reader, writer = await connected(url)
+        writer.write(MESSAGE + b"Content-Length: 2\r\n\r\n{}")
+        await frontend.has_begun.wait()
+        writer.write(MESSAGE + b"".join(b"x-%d: %s\r\n" % (number, b"x" * 60_000) for number in range(6)))
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+        await frontend.left.wait()
+
+
+async def test_connections_that_have_ended_are_forgotten() -> None:
+    guards = ConnectionGuards()
+    async with serving(
+        GuardedRunner(web.Application(middlewares=[guards.middleware]), guards, shutdown_timeout=1)
+    ) as url:
+        for _ in range(3):
+            reader, writer = await connected(url)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+            assert len(guards) == 1
+            writer.close()
+            await until(lambda: not len(guards))
 
 
 async def test_few_requests_may_wait_behind_another() -> None:

@@ -6,15 +6,16 @@ import io
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 
 from ampd.relay_mark import relay_mark
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
-from router.status_relay import relay, second_question
+from router.status_relay import second_question
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import client_of_relay, serving
 
@@ -34,6 +35,7 @@ class Frontend:
         self.events: tuple[bytes, ...] = EVENTS
         self.second_status = FULL.status
         self.accepted = EVENTS[0]
+        self.second_hangs = False
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.left = asyncio.Event()
@@ -75,6 +77,8 @@ class Frontend:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(REFUSED if self.second_status == FULL.status else self.accepted)
+        if self.second_hangs:
+            await asyncio.Event().wait()
         return response
 
     async def _whole(self, request: web.Request) -> web.Response:
@@ -372,31 +376,69 @@ async def test_an_error_in_a_stream_of_completions_is_not_asked_about() -> None:
         assert len(frontend.asked) == 1
 
 
-async def test_a_body_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_question, "MOST_BYTES", 8)
+async def test_a_second_question_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_question, "PATIENCE_S", 0.2)
     async with relayed() as (frontend, client):
-        async with client.post("/v1/completions", json={"prompt": "x" * 100}) as answer:
+        frontend.second_status, frontend.accepted = 200, b": no event yet\n"
+        frontend.second_hangs = True
+        async with asyncio.timeout(30), client.post("/v1/completions", json={"model": "m"}) as answer:
             assert (answer.status, await answer.json()) == (500, UNEXPLAINED)
-        assert len(frontend.asked) == 1
+        assert len(frontend.asked) == 2
 
 
-async def test_a_body_is_kept_no_longer_than_a_second_question_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream lasts for minutes, and a body may have many megabytes."""
-    bodies: list[second_question.KeptBody] = []
+async def test_a_clients_own_mark_does_not_reach_the_frontend() -> None:
+    seen: list[list[str]] = []
 
-    def keep(request: web.Request) -> second_question.KeptBody | None:
-        kept = second_question.kept_body(request)
-        bodies.extend([kept] if kept else [])
-        return kept
+    async def answer_marks(request: web.Request) -> web.Response:
+        seen.append(request.headers.getall(RELAY_HEADER))
+        return web.Response()
 
-    monkeypatch.setattr(relay, "kept_body", keep)
-    async with relayed() as (frontend, client):
-        frontend.go_on.clear()
-        frontend.events = (b"".join(OWN) + EVENTS[0], *EVENTS[1:])
-        async with client.post("/v1/responses", json={"stream": True, "input": "x" * 100_000}) as answer:
-            assert await answer.content.readany() == frontend.events[0]
-            (body,) = bodies
-            assert body._parts == []
-            assert body.asked_again() is None
-            frontend.go_on.set()
-            assert await answer.content.read() == b"".join(EVENTS[1:])
+    app = web.Application()
+    app.router.add_get("/", answer_marks)
+    forged = [("X-Session-Relay", "round:a"), (RELAY_HEADER, "question:b")]
+    async with client_of_relay(web.AppRunner(app)) as client, client.get("/", headers=CIMultiDict(forged)) as answer:
+        assert answer.status == 200
+    ((mark,),) = seen
+    read = relay_mark(mark)
+    assert read is not None
+    assert read.request not in ("a", "b")
+    assert not read.is_question
+
+
+async def test_a_redirection_is_the_clients() -> None:
+    async def redirect(_: web.Request) -> web.Response:
+        return web.Response(status=307, headers={"location": "/whole"})
+
+    frontend = Frontend()
+    app = frontend.application()
+    app.router.add_post("/away", redirect)
+    async with (
+        client_of_relay(web.AppRunner(app)) as client,
+        client.post("/away", data=b"{}", allow_redirects=False) as answer,
+    ):
+        assert (answer.status, answer.headers["location"]) == (307, "/whole")
+    assert frontend.asked == []
+
+
+async def test_more_streams_than_the_librarys_limit_are_served_at_a_time() -> None:
+    frontend = Frontend()
+    frontend.go_on.clear()
+    async with (
+        serving(frontend.runner()) as behind,
+        serving(Relay(behind).runner()) as url,
+        aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as client,
+        asyncio.timeout(60),
+        AsyncExitStack() as streams,
+    ):
+        for _ in range(101):
+            answer = await streams.enter_async_context(client.post("/stream"))
+            assert await answer.content.readany() == EVENTS[0]
+        frontend.go_on.set()
+
+
+async def test_head_tells_the_length_that_the_frontend_tells() -> None:
+    async with relayed() as (_, client):
+        async with client.get("/whole") as answer:
+            length = len(await answer.read())
+        async with client.head("/whole") as answer:
+            assert (answer.status, answer.content_length, await answer.read()) == (200, length, b"")

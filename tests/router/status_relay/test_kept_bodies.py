@@ -1,0 +1,110 @@
+"""Which bodies the relay keeps for a second question, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ampd.wire import Refused, refusal_comment
+from router.status_relay import kept_bodies
+from tests.router.status_relay.serving import client_of_relay
+
+LONG = 100_000
+FULL = Refused(429, "the queue is full")
+COMPLETION = {"prompt": "x" * LONG}
+
+
+class Frontend:
+    """Refuses each completion, with the reason in a stream only, and streams each response."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+        self.asked = asyncio.Semaphore(0)
+        self.left = asyncio.Event()
+
+    def runner(self) -> web.AppRunner:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post("/v1/completions", self._complete)
+        app.router.add_post("/v1/responses", self._respond)
+        return web.AppRunner(app, handler_cancellation=True)
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        try:
+            if (await request.json()).get("stream"):
+                event = f"event: refusal\n: {refusal_comment(FULL)}\n\n".encode()
+                return web.Response(body=event, content_type="text/event-stream")
+            self.asked.release()
+            await self.go_on.wait()
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+        return web.json_response({"message": "Failed to fold completions stream"}, status=500)
+
+    async def _respond(self, request: web.Request) -> web.StreamResponse:
+        await request.read()
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(b"event: response.output_text.delta\ndata: {}\n\n")
+        await self.go_on.wait()
+        return response
+
+
+@asynccontextmanager
+async def relayed() -> AsyncIterator[tuple[Frontend, aiohttp.ClientSession]]:
+    frontend = Frontend()
+    async with client_of_relay(frontend.runner()) as client, asyncio.timeout(60):
+        yield frontend, client
+
+
+async def status(client: aiohttp.ClientSession) -> int:
+    async with client.post("/v1/completions", json=COMPLETION) as answer:
+        return answer.status
+
+
+async def test_a_body_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_bodies, "MOST_BYTES", LONG)
+    async with relayed() as (_, client):
+        assert await status(client) == 500
+
+
+async def test_bodies_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_bodies, "MOST_BYTES_IN_ALL", LONG * 3 // 2)
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        first, second = (asyncio.create_task(status(client)) for _ in range(2))
+        for _ in range(2):
+            await frontend.asked.acquire()
+        frontend.go_on.set()
+        assert sorted([await first, await second]) == [429, 500]
+        assert await status(client) == 429, "there is room again"
+
+
+async def test_a_body_is_kept_no_longer_than_a_second_question_can_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream lasts for minutes, and a body may have many megabytes."""
+    monkeypatch.setattr(kept_bodies, "MOST_BYTES_IN_ALL", LONG * 3 // 2)
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        async with client.post("/v1/responses", json={"stream": True, "input": "x" * LONG}) as answer:
+            await answer.content.readany()
+            asking = asyncio.create_task(status(client))
+            await frontend.asked.acquire()
+            frontend.go_on.set()
+            assert await asking == 429
+
+
+async def test_the_body_of_a_client_that_leaves_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_bodies, "MOST_BYTES_IN_ALL", LONG * 3 // 2)
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        leaving = asyncio.create_task(status(client))
+        await frontend.asked.acquire()
+        leaving.cancel()
+        await frontend.left.wait()
+        frontend.go_on.set()
+        assert await status(client) == 429
