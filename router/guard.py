@@ -54,9 +54,11 @@ class StreamGuard(InBackground):
     A worker that is only suspect, because another call to it failed, is not given up. Neither is one that has left the
     shared state to finish its rounds, as long as it answers the lease probe.
 
-    A worker that was killed closes its connections, and its calls fail at once. One that hangs keeps them open: its
-    lease runs out, and a call that has been silent for as long is given up, so that the round can go on elsewhere. A
-    call that is as silent after its client has gone is given up too: Dynamo can lose the end of a stopped stream.
+    A worker that was killed closes its connections, and the calls that it has begun to answer fail at once. One that
+    hangs keeps them open: its lease runs out, and a call that has been silent for as long is given up, so that the
+    round can go on elsewhere. So is a call that reached a worker just before it was killed, because the connection of
+    its answer was not there yet. A call that is as silent after its client has gone is given up too: Dynamo can lose
+    the end of a stopped stream.
 
     While the shared state is lost, one missed probe is all that is known of such a worker. It may only be busy, so that
     its call is given up, but does not count as a death under its request.
