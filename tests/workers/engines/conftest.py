@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Another process would start another pair."""
     if "pair" in getattr(item, "fixturenames", ()):
-        assert scope_of(item.nodeid) == PAIR, (
-            f"add {item.path.name} to the pair in tests/harness/schedule.py"
-        )
+        assert scope_of(item.nodeid) == PAIR, f"add {item.path.name} to the pair in tests/harness/schedule.py"
 
 
 @pytest.fixture(scope="session")
