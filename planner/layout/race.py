@@ -27,9 +27,15 @@ def race(appraiser: Appraiser, layouts: Sequence[Layout]) -> None:
 
 
 def ranking(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
-    """The layouts, those that carry most first. Those that may carry as much as the first one come next."""
+    """The layouts, those that carry most first. Those that may carry as much as the first one come next.
+
+    Layouts that stayed in the race are compared by all their seeds, because those that left it have fewer.
+    """
     first = contenders(appraiser, layouts)
-    return [*first, *_ordered(appraiser, [layout for layout in layouts if layout not in first])]
+    others = _ordered(appraiser, [layout for layout in layouts if layout not in first])
+    if _common_seeds(appraiser, first) > _common_seeds(appraiser, layouts):
+        first = ranking(appraiser, first)
+    return [*first, *others]
 
 
 def tied(appraiser: Appraiser, best: Layout, layouts: Sequence[Layout]) -> list[Layout]:
@@ -51,5 +57,9 @@ def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
 
 def _ordered(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
     """Those that carry most first, with the seeds that all of them have. Of equal ones those with the fewest roles."""
-    seeds = min(map(appraiser.seeds, layouts), default=0)
+    seeds = _common_seeds(appraiser, layouts)
     return sorted(layouts, key=lambda layout: (-appraiser.carried(layout, seeds), len(layout.groups)))
+
+
+def _common_seeds(appraiser: Appraiser, layouts: Sequence[Layout]) -> int:
+    return min(map(appraiser.seeds, layouts), default=0)
