@@ -70,7 +70,7 @@ def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pyte
     assert plan["stopped"] is None
     assert any(line.startswith("What binds is") for line in plan["explanation"])
     page = report.read_text()
-    for words in ("Layouts, best first", "What binds is", "Attainment over the session rate", "20 % more load"):
+    for words in ("Layouts, best first", "What binds is", "Rounds attained over the session rate", "20 % more load"):
         assert words in page
     assert best["price_per_hour"] == 2.5
     assert best["gpu_hours_per_1000_sessions"] == pytest.approx(1 / plan["rate"] / 3.6)
