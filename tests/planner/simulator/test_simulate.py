@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ampd.cli.main import main
 from ampd.policies.base import SlicingPolicy
+from ampd.policies.passes import joined_tokens
 from ampd.policies.rivals.duetserve import DuetServe
 from ampd.policies.rivals.dynaserve.routing import DynaServeRouting
 from ampd.policies.rivals.dynaserve.slicing import DynaServeSlicing
@@ -177,12 +178,16 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
             theta = _parallelism(case.cluster, record.placed.worker_id)
             behind_tokens = prompt_tokens - computed_tokens
             for span in mine:
-                seconds = MODEL.prefill_s(behind_tokens, span.detail["tokens"], theta)
+                tokens = span.detail["tokens"]
                 if shares_passes(case.policies.slicing):
-                    assert span.end_s - span.start_s >= seconds - 1e-9
+                    # Such a pass is predicted from the mean history of all its tokens, also of the batch's.
+                    joined = [
+                        joined_tokens([(behind_tokens, tokens), (0, batch)]) for batch, _ in enumerate(case.sessions)
+                    ]
+                    assert span.end_s - span.start_s >= min(MODEL.prefill_s(*each, theta) for each in joined) - 1e-9
                 else:
-                    assert span.end_s - span.start_s == pytest.approx(seconds)
-                behind_tokens += span.detail["tokens"]
+                    assert span.end_s - span.start_s == pytest.approx(MODEL.prefill_s(behind_tokens, tokens, theta))
+                behind_tokens += tokens
             if record.route == "remote":
                 read_in_vain = record.prefill.kv_history_tokens > prompt_tokens - computed_tokens
                 # What was to come before it has been evicted during the read.
