@@ -39,9 +39,9 @@ def test_frontends_are_those_that_clients_have_with_the_status_relay(
 
 
 def test_what_a_process_has_started_can_be_struck(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        ["sh", "-c", "cat & echo $!; wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    # A shell's background job has no input of its own: such a `cat` would end at once.
+    script = "exec 3<&0; cat <&3 & echo $!; wait"
+    with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         member = Member("frontend-1", "frontend", cast("Any", process), tmp_path, tmp_path, tmp_path)

@@ -1,6 +1,7 @@
 """Wrong calls of `ampd session`, and how it finds a coordinator."""
 
 import json
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,7 +15,7 @@ from ampd.cli.session.command import _asked, _control_urls
 from ampd.cli.session.settings import ListSettings
 from ampd.errors import UserError
 from ampd.settings import parse_settings
-from ampd.state.embedded import EmbeddedRedis
+from ampd.state.embedded import EmbeddedRedis, servers_folder
 
 UNKNOWN = {"session_key": "0" * 32, "was_bound": False, "released_tokens": 0}
 DEAD = "http://127.0.0.1:1"
@@ -53,11 +54,14 @@ def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.fixture(autouse=True)
-def no_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def no_graph(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No other graph of this machine is found."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.delenv("DYN_SYSTEM_PORT", raising=False)
+    # `tmp_path` is too long for a socket: then servers would be in /tmp, where another test may run a graph.
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        assert servers_folder() == Path(folder)
+        yield
 
 
 def test_wrong_calls_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
