@@ -106,6 +106,8 @@ class Appraised:
         simulated: the result of one trial at the plan's rate.
         unfilled: the parts alone, of a layout that carries the rate and got replicas beside the parts of a large
             cluster. Other rates were tried only for these parts.
+        is_refuted_by_part: the whole of a large cluster carries the rate in its short check, but the goodput of its
+            part in long simulations, times the copies, is lower. So it does not count as carrying the rate.
     """
 
     layout: Layout
@@ -116,6 +118,7 @@ class Appraised:
     simulated: dict[str, Any]
     goodput_is_least: bool = False
     unfilled: Appraised | None = None
+    is_refuted_by_part: bool = False
 
     def carries_at(self, rate: float, trial: Trial, attainment: float) -> bool:
         """Whether it carries a rate of the curve: as its goodput says, which several seeds decide, if it is known."""

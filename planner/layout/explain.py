@@ -94,8 +94,9 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         lines.append(f"Attainment{part} at {_rate_text(plan.rate)} sessions/s if the circumstances differ: {changes}.")
     if plan.fuller is not None:
         layout, shown = plan.fuller
-        left = gpus_text(case.gpus - best.layout.gpus)
-        lines.append(f"{left} remain unused, because more replicas are no better in simulations: {layout} {shown}.")
+        unused = case.gpus - best.layout.gpus
+        remain = f"{gpus_text(unused)} {'remains' if unused == 1 else 'remain'} unused"
+        lines.append(f"{remain}, because more replicas are no better in simulations: {layout} {shown}.")
     if plan.next_step is not None:
         lines.append(_next(plan.next_step))
     if plan.tied:
@@ -123,7 +124,8 @@ def summary(plan: GoodputPlan) -> str:
     if best.carries_rate:
         outcome = f"carries {rate} sessions/s"
     elif goodput is not None:
-        outcome = f"carries {format_number(goodput.mean)} sessions/s, less than the {rate} that were asked for"
+        rated = "that were asked for" if plan.has_fewest_gpus else "at which it was judged"
+        outcome = f"carries {format_number(goodput.mean)} sessions/s, less than the {rate} {rated}"
     else:
         outcome = f"does not carry {rate} sessions/s"
     more = next((each for each in plan.variations if each.variation.rate > 1), None)
@@ -204,7 +206,7 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     best = plan.layouts[0]
     if plan.is_untried:
         return _untried(plan, case)
-    check = "carries" if best.carries_rate else "does not carry"
+    check = "carries" if best.carries_rate or best.is_refuted_by_part else "does not carry"
     goal = "the fewest that carry it" if plan.has_fewest_gpus else "what carries most"
     if plan.is_estimated:
         goal = "the fewest that carry it, and ended with a guess that has a reserve,"
@@ -239,6 +241,9 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
     if not plan.is_settled:
         untried = "Fewer copies, which may do," if best.carries_rate else "More copies, which may carry it,"
         found += f" {untried} were not simulated, because {plan.stopped}."
+    if best.is_refuted_by_part:
+        shown = "less" if best.goodput is None else f"only {format_number(best.goodput.mean)} sessions/s"
+        return f"{found} Long simulations of the part, times {copies}, show {shown}, so that does not count."
     if not best.carries_rate and best.goodput is not None:
         return f"{found} The rate that it carries was found by such short checks too."
     if best.goodput is None:
@@ -253,8 +258,15 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
 
 
 def headroom_of(appraised: Appraised, rate: float) -> float | None:
-    """The rate that a layout carries, divided by the plan's rate; None: it is not known."""
-    return None if appraised.goodput is None else appraised.goodput.mean / rate
+    """The rate that a layout carries, divided by the plan's rate; None: it is not known.
+
+    A layout that carries the plan's rate may be known to carry a lower rate or more. That says nothing.
+    """
+    if appraised.goodput is None:
+        return None
+    if appraised.carries_rate and appraised.goodput_is_least and appraised.goodput.mean < rate:
+        return None
+    return appraised.goodput.mean / rate
 
 
 def _attained(plan: GoodputPlan, best: Appraised) -> str:

@@ -99,16 +99,15 @@ def _with_whole(
             break
         more = planner.go_on(wishes.budget_s - reserve_s, with_goodputs=reserve_s > 0)
         later = whole_plan(case, more, scale, wishes, trials, is_again=True)
-        if not plan.is_checked or (later.is_checked and _seeds(later) >= _seeds(plan)):
+        if not plan.is_checked or (later.is_checked and _worth(later) >= _worth(plan)):
             plan = later
         elif later.stopped == INTERRUPTED:
             plan = replace(plan, stopped=INTERRUPTED)
     return plan
 
 
-def _seeds(plan: GoodputPlan) -> int:
-    """How many of them the first layout was judged by."""
-    return plan.layouts[0].attainment.seeds
+def _worth(plan: GoodputPlan) -> tuple[bool, int]:
+    return plan.carries, plan.layouts[0].attainment.seeds
 
 
 class _Planner:

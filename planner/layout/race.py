@@ -51,7 +51,9 @@ def tied(appraiser: Appraiser, best: Layout, layouts: Sequence[Layout]) -> list[
 
 def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
     """The best layout, and those that are not shown to carry less: the interval of the difference includes 0."""
-    best, *others = _ordered(appraiser, layouts)
+    ordered = _ordered(appraiser, layouts)
+    best = next((a for a in ordered if not any(appraiser.is_separate(b, a) for b in ordered)), ordered[0])
+    others = [layout for layout in ordered if layout != best]
     return [best, *(layout for layout in others if not appraiser.is_separate(best, layout))]
 
 

@@ -131,6 +131,7 @@ class _Check:
             return
         if uses_all:
             self._found += [whole for each in others if (whole := self._filled(each)) is not None]
+            self._replace_failing()
             return
         # Most of them carry the rate with the copies that should do. Those simulations share the cores.
         self._made([self._task(layout, self._plan.rate, 0) for layout in map(self._expected, others)])
@@ -173,7 +174,7 @@ class _Check:
         copies = max([Fraction(plan.scale), *able[:1]])
         return replace(
             plan,
-            layouts=[_times(best, copies)],
+            layouts=[replace(_times(best, copies), carries_rate=best.carries_rate or bool(able))],
             copies=float(copies),
             variations=[] if able and able[0] != copies else plan.variations,
             next_step=_next_step(self._part, copies),
@@ -193,7 +194,7 @@ class _Check:
         if full == scaled_up or not (more := self._attained(full, seeds)):
             return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
         met, more_met = (fmean(trial.met for trial in each[: len(more)]) for each in (known, more))
-        if more_met < met - _WORSE:
+        if more_met < met - _WORSE or (self._carry(known) and not self._carry(more)):
             self._plan = replace(
                 self._plan, fuller=(full, f"attains {more_met:.1%} of the rounds, and this one {met:.1%}")
             )
@@ -247,6 +248,8 @@ class _Check:
         low, high, number = 0, len(able), 0
         while low < high and (known := self._attained(in_proportion(part.layout, able[number]), seeds)):
             if self._carry(known):
+                if carrying is not None and len(known) < seeds:
+                    break  # further seeds showed that more copies carry it
                 carrying, high = able[number], number
             else:
                 failing, low = able[number], number + 1
@@ -273,9 +276,30 @@ class _Check:
             judged.append(several)
         self._found = [best, *sorted(judged, key=_order)]
 
+    def _replace_failing(self) -> None:
+        """An alternative becomes the best layout, if only it carries the rate, with as many seeds."""
+        kept = self._plan
+        for number, other in enumerate(self._found):
+            if not number or not _is_better(other, self._found[0]):
+                continue
+            self._plan = replace(kept, filled_gpus=0, fuller=None)
+            several = self._best_filled(other.part, SEEDS)
+            best_seeds = self._found[0].appraised.attainment.seeds
+            if several is None:
+                continue
+            if _is_better(several, self._found[0]) and several.appraised.attainment.seeds >= best_seeds:
+                rest = [each for each in self._found if each is not other]
+                self._found = [several, *rest]
+                return
+            self._found[number] = several
+        self._plan = kept
+
     def _attained(self, layout: Layout, seeds: int, *, decides: bool = True) -> list[Trial]:
         """Trials at the plan's rate, one per seed: as many as there is time for. The first one has its result."""
-        known = self._made([self._task(layout, self._plan.rate, seed) for seed in range(seeds)], decides=decides)
+        tasks = [self._task(layout, self._plan.rate, seed) for seed in range(max(seeds, SEEDS))]
+        known = self._made(tasks[:seeds], decides=decides)
+        if len(known) == seeds:
+            known += [trial for task in tasks[seeds:] if (trial := self._trials.known(task)) is not None]
         return known if known and known[0].result is not None else []
 
     def _made(self, tasks: Sequence[TrialTask], *, decides: bool = False) -> list[Trial]:
@@ -298,13 +322,16 @@ class _Check:
     def _appraised(self, layout: Layout, part: Appraised, copies: Fraction, known: Sequence[Trial]) -> Appraised:
         """The figures of a whole layout. Trials of the part tell its goodput, if the whole carries the plan's rate."""
         rate, scaled_up = self._plan.rate, _times(part, copies)
-        carries = self._carry(known)
+        has_more = layout.gpus > scaled_up.layout.gpus
+        in_long = None if has_more or part.goodput_is_least else scaled_up.goodput
+        holds = self._carry(known)
+        # Of a short check, the part's long simulations know better. The tolerance is for the copies' fractions.
+        is_refuted = holds and in_long is not None and in_long.mean < rate * (1 - 1e-9)
         assert known[0].result is not None
         curve = {rate: known[0]}
         # Of a layout with more replicas than the parts, no other rate is known.
-        has_more = layout.gpus > scaled_up.layout.gpus
         figure, is_least = scaled_up.goodput, part.goodput_is_least or has_more
-        if not carries:
+        if not holds:
             figure, is_least = self._lowered(layout, figure, curve), False
         elif not has_more:
             curve = dict(scaled_up.curve) | curve
@@ -313,12 +340,13 @@ class _Check:
         return Appraised(
             layout,
             Figure.of([trial.met for trial in known], 1.0),
-            carries,
+            holds and not is_refuted,
             figure,
             sorted(curve.items(), key=lambda item: item[0]),
             known[0].result,
             is_least and figure is not None,
-            scaled_up if carries and has_more else None,
+            scaled_up if holds and has_more else None,
+            is_refuted,
         )
 
     def _lowered(self, layout: Layout, known: Figure | None, curve: dict[float, Trial]) -> Figure | None:
@@ -343,7 +371,7 @@ class _Check:
         return carried_on_average(trials, self._case.attainment)
 
     def _task(self, layout: Layout, rate: float, seed: int) -> TrialTask:
-        return TrialTask(layout, rate, ONCE, self._case.options.seed + seed, margin=None, keeps_result=not seed)
+        return TrialTask(layout, rate, ONCE, self._case.options.seed + seed, margin=None, keeps_result=True)
 
 
 def _is_better(whole: _Whole, than: _Whole) -> bool:

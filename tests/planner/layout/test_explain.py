@@ -303,7 +303,9 @@ def test_the_summary_is_one_line_with_the_answer() -> None:
     assert summary(replace(PLAN, variations=[less, more])).endswith("carries 2 sessions/s, but not 20 % more load.")
     assert summary(replace(PLAN, variations=[more._replace(carries=True)])).endswith("and 20 % more load too.")
     poor = replace(BEST, carries_rate=False, goodput=Figure(1.5, 1.4, 1.6, 3))
-    missed = summary(replace(PLAN, layouts=[poor]))
-    assert missed.endswith("carries 1.5 sessions/s, less than the 2 that were asked for.")
+    missed = replace(PLAN, layouts=[poor])
+    less_than = "carries 1.5 sessions/s, less than the 2"
+    assert summary(replace(missed, has_fewest_gpus=True)).endswith(f"{less_than} that were asked for.")
+    assert summary(missed).endswith(f"{less_than} at which it was judged."), "the most goodput, without a rate"
     unknown = summary(replace(PLAN, layouts=[replace(poor, goodput=None)]))
     assert unknown.endswith("does not carry 2 sessions/s.")

@@ -133,7 +133,7 @@ def test_gpus_that_are_left_get_replicas_unless_these_carry_less(
     assert plan.layouts[0].layout == (single if is_worse else both)
     text = " ".join(sentences(plan, case, {}))
     assert (
-        "1 GPU remain unused, because more replicas are no better in simulations: co-located 2xTP1" in text
+        "1 GPU remains unused, because more replicas are no better in simulations: co-located 2xTP1" in text
     ) == is_worse
 
 

@@ -162,7 +162,7 @@ def test_gpus_beside_the_parts_get_replicas_too_unless_simulations_show_that_it_
     worst.append(5)
     plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
     assert (plan.filled_gpus, plan.layouts[0].layout.gpus) == (0, 4)
-    assert "remain unused, because more replicas are no better in simulations" in " ".join(sentences(plan, case, {}))
+    assert "remains unused, because more replicas are no better in simulations" in " ".join(sentences(plan, case, {}))
 
 
 @pytest.mark.slow

@@ -1,0 +1,221 @@
+"""The whole of a large cluster, checked again after further figures of its part: no plan says what trials refute.
+
+The planner of the part and the trials are made up. What decides, orders and explains is the planner's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from math import inf
+from typing import Any
+
+import pytest
+
+from planner.layout import goodput_plan
+from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied, carried_on_average
+from planner.layout.case import PlanCase
+from planner.layout.demand import Demand
+from planner.layout.explain import headroom_of, sentences
+from planner.layout.layout import Layout
+from planner.layout.plan import GoodputPlan, Wishes, time_over
+from planner.layout.trial import TimeOverError, Trial, TrialTask
+from planner.layout.trials import Trials
+
+from .lab import CASE
+
+SCALE, RATE, PART_RATE = 4, 120.0, 30.0
+SIMULATED = {
+    "rounds": 5, "errors": 0, "lost_sessions": 0, "ttft_s": {"p95": 0.1}, "mean_itl_s": {"p95": 0.01}, "sessions": 9,
+}  # fmt: skip
+SPLIT, COLOCATED = Layout(((1, 1),), ((1, 1),)), Layout((), ((1, 2),))
+LARGER, LARGEST = Layout(((1, 2),), ((1, 1),)), Layout(((1, 5),), ((1, 4),))
+
+Goodputs = Mapping[Layout, float | None]
+Run = Callable[[Layout, int, int, float], float]
+"""What a trial attains: of a layout, the seed, the number of the trial, the rate."""
+
+
+class PartPlanner:
+    """Answers with one set of goodputs of the part's layouts after the other. None: not known yet."""
+
+    scale = SCALE
+
+    def __init__(self, answers: Sequence[Goodputs], *, uses_all: bool) -> None:
+        self._answers = list(answers)
+        self._uses_all = uses_all
+
+    @property
+    def lacks_figures(self) -> bool:
+        return bool(self._answers)
+
+    def go_on(self, end_s: float, *, with_goodputs: bool) -> GoodputPlan:  # noqa: ARG002
+        return self.answer()
+
+    def answer(self) -> GoodputPlan:
+        goodputs = self._answers.pop(0)
+        return GoodputPlan(
+            [self._appraised(layout, goodput) for layout, goodput in goodputs.items()],
+            PART_RATE,
+            CASE.attainment,
+            Demand(1.0, 1.0, 1.0),
+            [Varied(VARIATIONS[0], Figure(0.9, None, None, 1), True, 1.0)],
+            None,
+            time_over(60.0) if self._answers else "",
+            10,
+            has_fewest_gpus=not self._uses_all,
+            is_decided=None not in goodputs.values(),
+        )
+
+    def _appraised(self, layout: Layout, goodput: float | None) -> Appraised:
+        figure = None if goodput is None else Figure(goodput, goodput, goodput, 3)
+        curve = [(PART_RATE, Trial(0.95, 0.05, 0.0, 1.0, most=0.95))]
+        carries = goodput is None or goodput >= PART_RATE
+        return Appraised(layout, Figure(0.95, None, None, 1), carries, figure, curve, dict(SIMULATED))
+
+
+class Planned:
+    """A plan, the trials that were made for it, and what is said of it."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        answers: Sequence[Goodputs],
+        run: Run,
+        *,
+        uses_all: bool = False,
+        gpus: int = 12,
+    ) -> None:
+        self.case: PlanCase = replace(CASE, rate=RATE, gpus=gpus)
+        self.made: dict[tuple[Layout, float, int], Trial] = {}
+        number = count(1)
+
+        def trial(task: TrialTask, _case: PlanCase, _end_s: float = inf) -> Trial:
+            seed = task.seed - self.case.options.seed
+            met = run(task.layout, seed, next(number), task.rate)
+            result = dict(SIMULATED) if task.keeps_result else None
+            made = self.made[task.layout, task.rate, seed] = Trial(met, 1 - met, 0.0, 1.0, True, result, most=met)
+            return made
+
+        monkeypatch.setattr(TrialTask, "run", trial)
+        planner: Any = PartPlanner(answers, uses_all=uses_all)
+        first = planner.answer()
+        wishes = Wishes(uses_all, jobs=1, budget_s=1e6)
+        with Trials(self.case, 1, 1e6) as trials:
+            self.plan = goodput_plan._with_whole(self.case, planner, first, wishes, trials)
+
+    @property
+    def text(self) -> str:
+        return " ".join(sentences(self.plan, self.case, {}))
+
+    def trials_of(self, layout: Layout) -> list[Trial]:
+        """At the plan's rate."""
+        return [trial for (made, rate, _), trial in self.made.items() if (made, rate) == (layout, self.plan.rate)]
+
+
+def test_copies_that_carried_are_kept_when_fewer_fail_and_the_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layout: Layout, _seed: int, number: int, _rate: float) -> float:
+        if number > 6:
+            raise TimeOverError
+        return 0.97 if layout.gpus >= 36 else 0.5
+
+    assert Planned(monkeypatch, [{LARGEST: None}, {LARGEST: 50.0}], run, gpus=60).plan.carries
+
+
+def test_a_whole_that_carried_is_kept_when_another_part_fails_and_the_time_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(layout: Layout, _seed: int, number: int, _rate: float) -> float:
+        if number > 6:
+            raise TimeOverError
+        return 0.5 if layout.prefill else 0.97
+
+    assert Planned(monkeypatch, [{COLOCATED: None}, {SPLIT: 40.0, COLOCATED: 60.0}], run, gpus=24).plan.carries
+
+
+def test_an_alternative_is_judged_by_all_seeds_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layout: Layout, seed: int, _number: int, _rate: float) -> float:
+        return 0.5 if layout.prefill and layout.gpus == 8 and seed else 0.97
+
+    planned = Planned(monkeypatch, [{SPLIT: None}, {COLOCATED: 40.0, SPLIT: 30.0}], run)
+    for shown in planned.plan.layouts:
+        assert shown.carries_rate == carried_on_average(planned.trials_of(shown.layout), planned.plan.attainment)
+
+
+def test_a_whole_that_was_not_simulated_carries_what_its_copies_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_layout: Layout, _seed: int, _number: int, _rate: float) -> float:
+        raise KeyboardInterrupt
+
+    plan = Planned(monkeypatch, [{COLOCATED: 24.0}], run).plan
+    goodput = plan.layouts[0].goodput
+    assert goodput is not None
+    assert plan.carries == (goodput.mean >= plan.rate)
+
+
+@pytest.mark.parametrize(
+    ("goodputs", "uses_all", "gpus"),
+    [({LARGER: 31.0, COLOCATED: 19.0}, False, 12), ({COLOCATED: 30.0, SPLIT: 25.0}, True, 8)],
+)
+def test_a_short_check_does_not_outdo_long_simulations_of_the_part(
+    monkeypatch: pytest.MonkeyPatch, goodputs: Goodputs, uses_all: bool, gpus: int
+) -> None:
+    planned = Planned(monkeypatch, [goodputs], lambda *_: 0.97, uses_all=uses_all, gpus=gpus)
+    for shown in planned.plan.layouts:
+        assert shown.goodput is not None
+        assert shown.carries_rate == (shown.goodput.mean >= planned.plan.rate * (1 - 1e-9))
+        assert shown.is_refuted_by_part == (not shown.carries_rate)
+
+
+def test_a_first_layout_that_the_part_refutes_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Planned(monkeypatch, [{COLOCATED: 25.0}], lambda *_: 0.97, uses_all=True, gpus=8)
+    assert not planned.plan.carries
+    assert "carries the rate there" in planned.text
+    assert "Long simulations of the part, times 4, show only 100 sessions/s" in planned.text
+
+
+def test_parts_that_carry_are_not_filled_up_to_a_layout_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layout: Layout, _seed: int, _number: int, _rate: float) -> float:
+        return 0.905 if layout.gpus == 8 else 0.897
+
+    assert Planned(monkeypatch, [{SPLIT: 30.0}], run, uses_all=True).plan.carries
+
+
+def test_an_alternative_that_carries_comes_before_a_whole_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layout: Layout, _seed: int, _number: int, rate: float) -> float:
+        return 0.85 if layout.prefill and rate > 110 else 0.97
+
+    plan = Planned(monkeypatch, [{SPLIT: 31.0, COLOCATED: 30.0}], run, uses_all=True, gpus=8).plan
+    assert plan.carries
+    assert plan.layouts[0].attainment.seeds == 3
+
+
+def test_further_seeds_are_not_outdone_by_one_when_the_time_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_layout: Layout, _seed: int, number: int, _rate: float) -> float:
+        if number > 7:
+            raise TimeOverError
+        return 0.5 if number <= 3 else 0.97
+
+    assert Planned(monkeypatch, [{LARGEST: 50.0}], run, gpus=60).plan.layouts[0].attainment.seeds == 3
+
+
+def test_a_seed_that_ended_before_the_first_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes: the second seed ends and fails, then the time is over."""
+
+    def trials(self: Trials, tasks: Sequence[TrialTask]) -> list[Trial]:
+        for task in tasks[1:2]:
+            self._keep(task, task.run(self.case))
+        raise TimeOverError
+
+    monkeypatch.setattr(Trials, "trials", trials)
+    planned = Planned(monkeypatch, [{SPLIT: 40.0}], lambda *_: 0.3)
+    assert not planned.plan.carries
+    assert "was not simulated" not in planned.text
+
+
+def test_a_lower_bound_below_the_rate_is_no_headroom(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Planned(monkeypatch, [{SPLIT: 30.0}], lambda *_: 0.97, uses_all=True).plan.layouts[0]
+    assert shown.carries_rate
+    bound = replace(shown, goodput_is_least=True, goodput=Figure(RATE / 2, None, None, 3))
+    assert headroom_of(bound, RATE) is None
+    assert headroom_of(replace(bound, carries_rate=False), RATE) == pytest.approx(0.5)
