@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from aiohttp import StreamReader
 
-WINDOW_S = 20.0
+WINDOW_S = 60.0
 
-LEAST_BYTES = 20 << 10
+LEAST_BYTES = 60 << 10
 """Of a body in each window, until it is complete: 1 KiB/s."""
 
 

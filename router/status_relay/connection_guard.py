@@ -63,7 +63,7 @@ class ConnectionGuard(asyncio.Protocol):
         self._stop_timer()
         self._request, self._is_answering = request, True
         self._body = BodyWatch(request.content, self._transport, self._body_is_slow)
-        self._loop.call_soon(self._end_if_deaf)  # requests in the packet of the head
+        self._loop.call_soon(self.end_if_deaf)  # requests in the packet of the head
         try:
             yield
         finally:
@@ -84,7 +84,6 @@ class ConnectionGuard(asyncio.Protocol):
         if self._request is None or self._request.content.is_eof():
             self._count_head(len(data))
             self._inner.data_received(data)
-            self._end_if_deaf()
         else:
             content = self._request.content
             bytes_before = content.total_bytes
@@ -101,6 +100,13 @@ class ConnectionGuard(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
+    def end_if_deaf(self) -> None:
+        """End a connection that is not read, though the body of the request in progress is complete."""
+        assert self._transport is not None
+        is_complete = self._request is not None and self._request.content.is_eof()
+        if self._is_answering and is_complete and not self._transport.is_reading():
+            self._transport.abort()
+
     def _count_head(self, count: int) -> None:
         self._head_bytes += count
         if self._timer is None:
@@ -108,13 +114,6 @@ class ConnectionGuard(asyncio.Protocol):
         if self._head_bytes > MOST_HEAD_BYTES and not self._is_checking:
             self._is_checking = True
             self._loop.call_soon(self._check, _LOOP_STEPS)
-
-    def _end_if_deaf(self) -> None:
-        """End a connection that is not read, though the body of the request in progress is complete."""
-        assert self._transport is not None
-        is_complete = self._request is not None and self._request.content.is_eof()
-        if self._is_answering and is_complete and not self._transport.is_reading():
-            self._transport.abort()
 
     def _body_is_slow(self) -> None:
         assert self._transport is not None

@@ -25,9 +25,10 @@ class ConnectionGuards:
         """How many connections there are."""
         return len(self._guards)
 
-    def guard(self, inner: web.RequestHandler) -> ConnectionGuard:
+    def guard(self, inner: GuardedProtocol) -> ConnectionGuard:
         """The guard of a new connection."""
         guard = self._guards[inner] = ConnectionGuard(inner, self._guards.__delitem__)
+        inner.has_parsed = guard.end_if_deaf
         return guard
 
     @web.middleware
@@ -58,11 +59,23 @@ class GuardedRunner(web.AppRunner):
         server, loop = super().server, asyncio.get_running_loop()
         if server is None:
             return None
-        return lambda: self._guards.guard(_Protocol(server, loop=loop, **self._options))
+        return lambda: self._guards.guard(GuardedProtocol(server, loop=loop, **self._options))
 
 
-class _Protocol(web.RequestHandler):
-    """The library's protocol. What is no HTTP gets an error that neither quotes it nor names the library."""
+class GuardedProtocol(web.RequestHandler):
+    """The library's protocol. What is no HTTP gets an error that neither quotes it nor names the library.
+
+    Attributes:
+        has_parsed: called soon after the library has parsed some bytes.
+    """
+
+    has_parsed: Callable[[], object] | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """As in the library. It also calls this itself with what it has held back, so the guard does not see it."""
+        super().data_received(data)
+        if self.has_parsed is not None:
+            self._loop.call_soon(self.has_parsed)
 
     def handle_error(
         self,

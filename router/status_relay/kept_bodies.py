@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
 from router.status_relay.api_paths import COMPLETIONS, MESSAGES, RESPONSES
 
-MOST_BYTES = 64 << 20
-"""A longer body is not kept, so that its request cannot be asked again."""
+MOST_BYTES = 4 << 20
+"""A longer body is not kept, so that its request cannot be asked again: nothing else runs while it is read."""
 
 MOST_BYTES_IN_ALL = 256 << 20
 """Of all bodies at one time. A request whose body goes beyond it keeps the frontend's error without a reason."""
+
+Form: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
+"""Makes the request that shows a reason."""
 
 _PATHS = (COMPLETIONS, RESPONSES, MESSAGES)
 
@@ -52,7 +55,6 @@ class KeptBody:
 
     def __init__(self, request: web.Request, kept: KeptBodies) -> None:
         self._content = request.content
-        self._is_messages = request.path == MESSAGES
         self._all = kept
         self._parts: list[bytes] = []
         self._bytes = 0
@@ -70,18 +72,17 @@ class KeptBody:
         self._bytes = 0
         self._parts.clear()
 
-    def read(self) -> dict[str, Any] | None:
-        """The request; None: it was not kept, or is no object."""
+    def in_form(self, form: Form) -> bytes | None:
+        """The request in another form, encoded; None: it was not kept, or is no object.
+
+        The objects of a body may take 30 times its bytes, so they do not outlive the call.
+        """
         with suppress(ValueError, RecursionError):
             value = json.loads(b"".join(self._parts))
             if isinstance(value, dict):
-                return value
+                # As few bytes as the client sent, because the frontend limits them. Half a character becomes an escape.
+                return json.dumps(form(value), ensure_ascii=False).encode("utf-8", "backslashreplace")
         return None
-
-    def asked_again(self) -> dict[str, Any] | None:
-        """The request in the form that shows the reason; None: as in `read`."""
-        value = self.read()
-        return None if value is None else {**value, "stream": self._is_messages or not value.get("stream")}
 
     def _keep(self, part: bytes) -> None:
         if not self._is_kept:

@@ -8,10 +8,8 @@ the tokens of the chat template: a prompt that is too long by these alone keeps 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -19,7 +17,7 @@ import aiohttp
 
 from ampd.wire import Refused
 from router.status_relay.api_paths import MESSAGES
-from router.status_relay.second_question import PATIENCE_S, error_message
+from router.status_relay.second_question import error_message
 
 _UNEXPLAINED = "internal server error"
 _TOO_LONG = "maximum context length"
@@ -47,14 +45,12 @@ def as_completion(message: dict[str, Any]) -> dict[str, Any]:
     return {"model": message.get("model"), "prompt": "\n".join(texts)}
 
 
-async def too_long_in_answer(asked: AbstractAsyncContextManager[aiohttp.ClientResponse]) -> Refused | None:
+async def too_long_in_answer(answer: aiohttp.ClientResponse) -> Refused | None:
     """The refusal in the answer to that request; None: the prompt is not too long."""
-    with suppress(aiohttp.ClientError, TimeoutError):
-        async with asyncio.timeout(PATIENCE_S), asked as answer:
-            if answer.status == HTTPStatus.BAD_REQUEST:
-                reason = error_message(await answer.read()) or ""
-                return Refused(answer.status, _PREFIX + reason) if _TOO_LONG in reason else None
-    return None
+    if answer.status != HTTPStatus.BAD_REQUEST:
+        return None
+    reason = error_message(await answer.read()) or ""
+    return Refused(answer.status, _PREFIX + reason) if _TOO_LONG in reason else None
 
 
 def _texts(part: Any, levels: int = _LEVELS) -> Iterator[str]:

@@ -8,15 +8,18 @@ no reason at all, the relay asks for it (`second_question`, `long_prompt`).
 
 from __future__ import annotations
 
-import json
+import asyncio
+import io
 import logging
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 
 import aiohttp
 from aiohttp import HttpVersion11, web
+from multidict import CIMultiDict
 from yarl import URL
 
 from ampd.relay_mark import RelayMark
@@ -36,11 +39,13 @@ from router.status_relay.headers import (
     unreadable,
 )
 from router.status_relay.health import HEALTH_PATH, public_health
-from router.status_relay.kept_bodies import KeptBodies, KeptBody
+from router.status_relay.kept_bodies import Form, KeptBodies, KeptBody
 from router.status_relay.long_prompt import as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
+    PATIENCE_S,
     is_unexplained,
     mark_of_second,
+    other_form,
     refusal_in_answer,
 )
 from router.status_relay.served_models import ServedModels, may_be_on_its_way
@@ -79,6 +84,7 @@ class Relay:
         self._health_path = health_path
         self._guards = ConnectionGuards()
         self._bodies = KeptBodies()
+        self._asking = asyncio.Semaphore()
         self._session: aiohttp.ClientSession | None = None
         self._models: ServedModels | None = None
 
@@ -192,27 +198,35 @@ class Relay:
 
     async def _reason(self, request: web.Request, url: URL, kept: KeptBody | None, mark: RelayMark) -> Refused | None:
         """Ask a second time why a round was refused."""
-        if kept is None or (body := kept.asked_again()) is None:
-            return None
         question = mark_of_second(request.path, mark)
-        return await refusal_in_answer(self._ask(request, url, body, question), question)
+        headers = marked(request.headers, question)
+        form = partial(other_form, request.path)
+        return await self._ask(url, headers, kept, form, lambda answer: refusal_in_answer(answer, question))
 
     async def _too_long(self, request: web.Request, kept: KeptBody | None, mark: RelayMark) -> Refused | None:
         """Ask whether the prompt of `/v1/messages` is too long."""
-        if kept is None or (message := kept.read()) is None:
-            return None
-        url = URL(self._upstream + COMPLETIONS)
-        return await too_long_in_answer(self._ask(request, url, as_completion(message), mark.question()))
+        headers = marked(request.headers, mark.question())
+        return await self._ask(URL(self._upstream + COMPLETIONS), headers, kept, as_completion, too_long_in_answer)
 
-    def _ask(
-        self, request: web.Request, url: URL, body: dict[str, object], mark: RelayMark
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+    async def _ask(
+        self,
+        url: URL,
+        headers: CIMultiDict[str],
+        kept: KeptBody | None,
+        form: Form,
+        reason_in: Callable[[aiohttp.ClientResponse], Awaitable[Refused | None]],
+    ) -> Refused | None:
+        """Ask in another form, one question at a time: bodies that are read take much memory, and the loop."""
         assert self._session is not None
-        headers = marked(request.headers, mark)
+        if kept is None:
+            return None
         headers.popall("content-length", None)
-        # As few bytes as the client sent, because the frontend limits them. Half a character is written as an escape.
-        text = json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace")
-        return self._session.post(url, headers=headers, data=text)
+        with suppress(aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S), self._asking:
+                if (body := kept.in_form(form)) is not None:
+                    async with self._session.post(url, headers=headers, data=io.BytesIO(body)) as answer:
+                        return await reason_in(answer)
+        return None
 
 
 def _wrong_head(request: web.Request) -> str | None:

@@ -11,10 +11,10 @@ The frontend tokenizes the prompt again.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from http import HTTPStatus
+from typing import Any
 
 import aiohttp
 
@@ -24,7 +24,7 @@ from router.status_relay.api_paths import MESSAGES
 from router.status_relay.first_events import first_events, refusal_of
 
 PATIENCE_S = 5.0
-"""How long the second answer may take."""
+"""How long a second answer may take, the wait for the turn to ask included."""
 
 _UNEXPLAINED = b"Failed to fold completions stream"
 _BAD_REQUEST, _OVERLOADED, _UNAVAILABLE = (
@@ -39,6 +39,11 @@ def mark_of_second(path: str, mark: RelayMark) -> RelayMark:
     return mark.question(as_text=path == MESSAGES)
 
 
+def other_form(path: str, request: dict[str, Any]) -> dict[str, Any]:
+    """The request in the form that shows the reason."""
+    return {**request, "stream": path == MESSAGES or not request.get("stream")}
+
+
 def is_unexplained(path: str, status: int, body: bytes) -> bool:
     """Whether an answer that is not streamed is an error without a reason."""
     if path == MESSAGES:
@@ -47,21 +52,15 @@ def is_unexplained(path: str, status: int, body: bytes) -> bool:
     return status == HTTPStatus.INTERNAL_SERVER_ERROR and _UNEXPLAINED in body
 
 
-async def refusal_in_answer(
-    asked: AbstractAsyncContextManager[aiohttp.ClientResponse], mark: RelayMark
-) -> Refused | None:
+async def refusal_in_answer(answer: aiohttp.ClientResponse, mark: RelayMark) -> Refused | None:
     """The refusal in the answer to a second question; None: there is none.
 
     Args:
         mark: of the request.
     """
-    with suppress(aiohttp.ClientError, TimeoutError):
-        async with asyncio.timeout(PATIENCE_S), asked as answer:
-            if answer.content_type == "text/event-stream":
-                return refusal_of(await first_events(answer.content), mark)
-            if answer.status >= HTTPStatus.BAD_REQUEST:
-                return _refused(answer.status, await answer.read())
-    return None
+    if answer.content_type == "text/event-stream":
+        return refusal_of(await first_events(answer.content), mark)
+    return _refused(answer.status, await answer.read()) if answer.status >= HTTPStatus.BAD_REQUEST else None
 
 
 def error_message(body: bytes) -> str | None:

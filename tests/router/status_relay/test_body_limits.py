@@ -144,6 +144,35 @@ async def test_a_request_before_so_many_that_none_is_read_is_ended(is_one_packet
             await frontend.left.wait()
 
 
+BEGUN = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (b"{", b"}"),
+        (b"", b"{}"),
+        (b" " * 200_000, None),  # the library holds its end back, and parses that later
+        (b" " * 1_000_000, None),
+    ],
+)
+async def test_it_is_also_ended_if_its_body_ends_later_than_its_head(first: bytes, then: bytes | None) -> None:
+    async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
+        frontend.answers.clear()
+        reader, writer = await connected(url)
+        behind = b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n" * 40
+        head = MESSAGE + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(first + (then or b""))
+        writer.write(head + first + (behind if then is None else b""))
+        if then is not None:
+            assert await reader.readexactly(len(BEGUN)) == BEGUN, "the head is complete"
+            writer.write(then + behind)
+        with suppress(ConnectionResetError):
+            assert await reader.read() in (b"", BEGUN)
+        writer.close()
+        if frontend.has_begun.is_set():
+            await frontend.left.wait()
+
+
 async def test_a_head_that_is_too_long_behind_a_request_ends_both() -> None:
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         frontend.answers.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from ampd.wire import Refused, refusal_comment
-from router.status_relay import kept_bodies
+from router.status_relay import kept_bodies, relay
 from tests.router.status_relay.serving import client_of_relay
 
 LONG = 100_000
@@ -27,6 +28,9 @@ class Frontend:
         self.go_on.set()
         self.asked = asyncio.Semaphore(0)
         self.left = asyncio.Event()
+        self.questions = 0
+        self.at_once = 0
+        self.most_at_once = 0
 
     def runner(self) -> web.AppRunner:
         app = web.Application(client_max_size=1 << 30)
@@ -37,6 +41,7 @@ class Frontend:
     async def _complete(self, request: web.Request) -> web.Response:
         try:
             if (await request.json()).get("stream"):
+                await self._count_question()
                 event = f"event: refusal\n: {refusal_comment(FULL)}\n\n".encode()
                 return web.Response(body=event, content_type="text/event-stream")
             self.asked.release()
@@ -45,6 +50,13 @@ class Frontend:
             self.left.set()
             raise
         return web.json_response({"message": "Failed to fold completions stream"}, status=500)
+
+    async def _count_question(self) -> None:
+        self.questions += 1
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await asyncio.sleep(0.2)  # in which others would come
+        self.at_once -= 1
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         await request.read()
@@ -67,10 +79,34 @@ async def status(client: aiohttp.ClientSession) -> int:
         return answer.status
 
 
-async def test_a_body_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_bodies, "MOST_BYTES", LONG)
+@pytest.mark.parametrize(("more", "expected", "questions"), [(0, 429, 1), (1, 500, 0)])
+async def test_a_body_above_the_bound_is_not_asked_again(more: int, expected: int, questions: int) -> None:
+    body = b'{"prompt":"%s"}' % (b"x" * (kept_bodies.MOST_BYTES + more - len('{"prompt":""}')))
+    headers = {"content-type": "application/json"}
+    async with relayed() as (frontend, client):
+        async with client.post("/v1/completions", data=io.BytesIO(body), headers=headers) as answer:
+            assert answer.status == expected
+        assert frontend.questions == questions
+
+
+async def test_there_is_one_second_question_at_a_time() -> None:
+    """Each takes the loop and memory while its body is read."""
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        asking = [asyncio.create_task(status(client)) for _ in range(4)]
+        for _ in asking:
+            await frontend.asked.acquire()
+        frontend.go_on.set()
+        assert await asyncio.gather(*asking) == [429] * 4
+        assert (frontend.questions, frontend.most_at_once) == (4, 1)
+
+
+async def test_a_question_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "PATIENCE_S", 0.1)
     async with relayed() as (_, client):
         assert await status(client) == 500
+        monkeypatch.setattr(relay, "PATIENCE_S", 60.0)
+        assert await status(client) == 429, "the turn is free again"
 
 
 async def test_bodies_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
