@@ -66,6 +66,9 @@ _LAST_BYTES_S = 5.0
 
 log = logging.getLogger(__name__)
 
+QUESTIONS_AT_ONCE = 8
+"""Second questions. A burst of refusals waits for its turns, so one at a time would be too few."""
+
 
 class Relay:
     """Serves all paths by asking the frontend.
@@ -84,7 +87,7 @@ class Relay:
         self._health_path = health_path
         self._guards = ConnectionGuards()
         self._bodies = KeptBodies()
-        self._asking = asyncio.Semaphore()
+        self._asking = asyncio.Semaphore(QUESTIONS_AT_ONCE)
         self._session: aiohttp.ClientSession | None = None
         self._models: ServedModels | None = None
 
@@ -216,7 +219,7 @@ class Relay:
         form: Form,
         reason_in: Callable[[aiohttp.ClientResponse], Awaitable[Refused | None]],
     ) -> Refused | None:
-        """Ask in another form, one question at a time: bodies that are read take much memory, and the loop."""
+        """Ask in another form, few questions at a time: bodies that are read take much memory, and the loop."""
         assert self._session is not None
         if kept is None:
             return None
