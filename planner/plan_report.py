@@ -10,7 +10,7 @@ from typing import Any
 from ampd.reports.figures import format_ms, format_number, format_share
 from ampd.reports.page import Section, write_page
 from ampd.reports.plots import HALF_CARD, TARGET_COLOUR, colours, legend_above, svg
-from planner.layout.explain import BINDS, gpus_text
+from planner.layout.explain import BINDS, gpus_text, rate_text
 from planner.layout.layout import layout_label
 from planner.sustained import IN_TIME
 from workloads.results import local_share
@@ -51,7 +51,7 @@ def write_report(path: Path, result: dict[str, Any]) -> None:
         _reproduction(result),
     ]
     slo, model = result["slo"], result["performance_model"]
-    rate = format_number(result["rate"], 6)
+    rate = rate_text(result["rate"])
     lead = (
         f"{result['summary']} Planned for {result['trace']} at {rate} sessions/s on {gpus_text(result['gpus'])}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
@@ -96,7 +96,7 @@ def _price(result: dict[str, Any]) -> Section:
 
     rows = [row(layout) for layout in result["layouts"]]
     text = [
-        f"GPU hours are for {format_number(result['rate'], 6)} sessions/s, or for the rate that the layout carries "
+        f"GPU hours are for {rate_text(result['rate'])} sessions/s, or for the rate that the layout carries "
         "if that is less. A dash: it is not known."
     ]
     if (step := result["next_step"]) is not None:
@@ -134,7 +134,7 @@ def _sensitivity(result: dict[str, Any]) -> list[Section]:
         for name, share, in_time, carries in each_case
     ]
     head = ("", "rounds attained", "95 % interval", "sessions in time", "carried")
-    text = [f"At {format_number(result['rate'], 6)} sessions/s and with the best layout, if the rest is as planned."]
+    text = [f"At {rate_text(result['rate'])} sessions/s and with the best layout, if the rest is as planned."]
     if is_of_part:
         text.append(
             f"All lines of this table are simulations of 1/{result['scale']} of the cluster, so they are not "

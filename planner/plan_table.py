@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ampd.reports.figures import format_number, format_share
-from planner.layout.explain import gpus_text
+from planner.layout.explain import gpus_text, rate_text
 from planner.layout.layout import layout_label
 from workloads.results import local_share
 
@@ -23,7 +23,7 @@ def plan_table(result: dict[str, Any]) -> str:
         for cells in (list(zip(row, widths, strict=True)) for row in table)
     ]
     slo = result["slo"]
-    rate = format_number(result["rate"], 6)
+    rate = rate_text(result["rate"])
     title = (
         f"{gpus_text(result['gpus'])}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"

@@ -91,7 +91,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
     if plan.variations:
         changes = "; ".join(_varied(each, plan.attainment) for each in plan.variations)
         part = f" (of 1/{plan.scale} of the cluster)" if plan.scale > 1 else ""
-        lines.append(f"Attainment{part} at {_rate_text(plan.rate)} sessions/s if the circumstances differ: {changes}.")
+        lines.append(f"Attainment{part} at {rate_text(plan.rate)} sessions/s if the circumstances differ: {changes}.")
     if plan.fuller is not None:
         layout, shown = plan.fuller
         unused = case.gpus - best.layout.gpus
@@ -120,7 +120,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
 def summary(plan: GoodputPlan) -> str:
     """The answer in one line: GPUs, layout, what it carries, and whether it has a reserve."""
     best = plan.layouts[0]
-    rate, goodput = _rate_text(plan.rate), best.goodput
+    rate, goodput = rate_text(plan.rate), best.goodput
     if best.carries_rate:
         outcome = f"carries {rate} sessions/s"
     elif goodput is not None:
@@ -156,7 +156,7 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
         return _untried(plan, case)
     wanted = f"{plan.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if plan.carries and plan.has_fewest_gpus:
-        return f"{best} has the fewest GPUs that were found to carry {_rate_text(plan.rate)} sessions/s: {wanted}."
+        return f"{best} has the fewest GPUs that were found to carry {rate_text(plan.rate)} sessions/s: {wanted}."
     if plan.carries:
         return f"{best} carries the most that was found on {gpus_text(case.gpus)}: {wanted}."
     headroom = headroom_of(plan.layouts[0], plan.rate)
@@ -166,11 +166,11 @@ def _found(plan: GoodputPlan, case: PlanCase) -> str:
         over = first_failure(plan.layouts[0], plan)
         miss += ", but not in a longer one" if over is not None and over[0] <= plan.carried_rate else ""
     none = "No" if plan.is_decided or plan.none_carries else "Until the search ended, no"
-    rate = f"{_rate_text(plan.rate)} sessions/s"
+    rate = f"{rate_text(plan.rate)} sessions/s"
     if not case.rate and not headroom:
         # No rate was asked for, so the one of the figures is not what is missed.
         rate = f"any rate that was tried, down to {format_number(plan.layouts[0].curve[0][0])} sessions/s,"
-        miss += " there" if plan.is_decided else f" at {_rate_text(plan.rate)} sessions/s"
+        miss += " there" if plan.is_decided else f" at {rate_text(plan.rate)} sessions/s"
     return (
         f"{none} layout of {gpus_text(case.gpus)} was found to carry {rate} with {wanted}. "
         f"The closest one, {best}, {miss}."
@@ -184,7 +184,7 @@ def _estimated(plan: GoodputPlan, case: PlanCase) -> str:
         more += f", but this one has all {gpus_text(case.gpus)} already"
     check = "carries" if best.carries_rate else "does not carry"
     return (
-        f"The search ended before it found a layout for {_rate_text(plan.rate)} sessions/s. {best.layout} is a guess "
+        f"The search ended before it found a layout for {rate_text(plan.rate)} sessions/s. {best.layout} is a guess "
         f"with a reserve, and {check} the rate in a short simulation. More time may find {more}."
     )
 
@@ -197,7 +197,7 @@ def _untried(plan: GoodputPlan, case: PlanCase) -> str:
         text += f", which made it for 1/{plan.scale} of the {gpus_text(case.gpus)}"
         text += "" if plan.is_checked else ". The whole cluster was not simulated, so the figures are those of the part"
     if best.carries_rate:
-        rate = _rate_text(plan.rate)
+        rate = rate_text(plan.rate)
         return f"{text}. One simulation says that it carries {rate} sessions/s, and none what it carries at most."
     return f"{text}. No simulation has shown a rate that it carries."
 
@@ -212,7 +212,7 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
         goal = "the fewest that carry it, and ended with a guess that has a reserve,"
     load, part = f"{case.gpus} GPUs", f"1/{plan.scale} of the GPUs"
     if plan.has_fewest_gpus or plan.is_estimated:
-        load += f" and {_rate_text(plan.rate)} sessions/s"
+        load += f" and {rate_text(plan.rate)} sessions/s"
         part += f" at 1/{plan.scale} of the rate"
     searched = (
         f"{load} are too many to try layouts one by one. The search looked for {goal} on {part}, and each replica "
@@ -270,7 +270,7 @@ def headroom_of(appraised: Appraised, rate: float) -> float | None:
 
 
 def _attained(plan: GoodputPlan, best: Appraised) -> str:
-    text = f"At {_rate_text(plan.rate)} sessions/s it attains {_share(best.attainment)}"
+    text = f"At {rate_text(plan.rate)} sessions/s it attains {_share(best.attainment)}"
     if best.goodput is None:
         return f"{text}."
     if not best.goodput.mean:
@@ -286,7 +286,7 @@ def _attained(plan: GoodputPlan, best: Appraised) -> str:
             "more GPUs would buy is not known."
         )
     text += f", and it carries up to {_rate(best.goodput)} sessions/s."
-    low, rate = best.goodput.low, _rate_text(plan.rate)
+    low, rate = best.goodput.low, rate_text(plan.rate)
     if best.carries_rate and low is not None and low < plan.rate:
         text += (
             f" The interval begins below {rate}, so these seeds are too few to show that other sessions at this rate "
@@ -409,7 +409,7 @@ def _rate(figure: Figure) -> str:
     return mean if figure.low is None else f"{mean} ({low} to {high}, {figure.seeds} seeds)"
 
 
-def _rate_text(rate: float) -> str:
+def rate_text(rate: float) -> str:
     """A rate that a user gave, or that was made round."""
     return format_number(rate, 6)
 

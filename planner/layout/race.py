@@ -52,7 +52,7 @@ def tied(appraiser: Appraiser, best: Layout, layouts: Sequence[Layout]) -> list[
 def contenders(appraiser: Appraiser, layouts: Sequence[Layout]) -> list[Layout]:
     """The best layout, and those that are not shown to carry less: the interval of the difference includes 0."""
     ordered = _ordered(appraiser, layouts)
-    best = next((a for a in ordered if not any(appraiser.is_separate(b, a) for b in ordered)), ordered[0])
+    best = next(layout for layout in ordered if not any(appraiser.is_separate(other, layout) for other in ordered))
     others = [layout for layout in ordered if layout != best]
     return [best, *(layout for layout in others if not appraiser.is_separate(best, layout))]
 

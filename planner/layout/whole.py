@@ -271,7 +271,7 @@ class _Check:
                 several = self._sized(other.part, SEEDS)
             if several is None or not (several.is_settled or several.appraised.carries_rate):
                 continue  # further seeds refuted it, and then there was no time for more copies
-            if _is_better(several, best) and several.appraised.attainment.seeds >= best.appraised.attainment.seeds:
+            if _replaces(several, best):
                 best, several = several, best
             judged.append(several)
         self._found = [best, *sorted(judged, key=_order)]
@@ -279,28 +279,29 @@ class _Check:
     def _replace_failing(self) -> None:
         """An alternative becomes the best layout, if only it carries the rate, with as many seeds."""
         kept = self._plan
-        for number, other in enumerate(self._found):
-            if not number or not _is_better(other, self._found[0]):
+        best, *others = self._found
+        for number, other in enumerate(others):
+            if not _is_better(other, best):
                 continue
             self._plan = replace(kept, filled_gpus=0, fuller=None)
             several = self._best_filled(other.part, SEEDS)
-            best_seeds = self._found[0].appraised.attainment.seeds
             if several is None:
                 continue
-            if _is_better(several, self._found[0]) and several.appraised.attainment.seeds >= best_seeds:
-                rest = [each for each in self._found if each is not other]
-                self._found = [several, *rest]
+            if _replaces(several, best):
+                del others[number]
+                self._found = [several, best, *others]
                 return
-            self._found[number] = several
+            others[number] = several
+        self._found = [best, *others]
         self._plan = kept
 
     def _attained(self, layout: Layout, seeds: int, *, decides: bool = True) -> list[Trial]:
-        """Trials at the plan's rate, one per seed: as many as there is time for. The first one has its result."""
+        """Trials at the plan's rate, one per seed: as many as there is time for, and further ones that are known."""
         tasks = [self._task(layout, self._plan.rate, seed) for seed in range(max(seeds, SEEDS))]
         known = self._made(tasks[:seeds], decides=decides)
         if len(known) == seeds:
             known += [trial for task in tasks[seeds:] if (trial := self._trials.known(task)) is not None]
-        return known if known and known[0].result is not None else []
+        return known
 
     def _made(self, tasks: Sequence[TrialTask], *, decides: bool = False) -> list[Trial]:
         """The trials that are known, after those were made for which there is time.
@@ -377,6 +378,11 @@ class _Check:
 def _is_better(whole: _Whole, than: _Whole) -> bool:
     """Whether it carries the rate, and with fewer GPUs, or the other one does not carry it."""
     return whole.appraised.carries_rate and _order(whole) < _order(than)
+
+
+def _replaces(whole: _Whole, best: _Whole) -> bool:
+    """Whether it is better than the best one so far, by as many seeds."""
+    return _is_better(whole, best) and whole.appraised.attainment.seeds >= best.appraised.attainment.seeds
 
 
 def _order(whole: _Whole) -> tuple[bool, int]:

@@ -30,7 +30,7 @@ def error_response(path: str, refused: Refused) -> web.Response:
 
 
 def last_answer(path: str, refused: Refused) -> bytes:
-    """The same as bytes, for a connection that ends with it."""
+    """The same answer as bytes. Its connection ends with it."""
     body = json.dumps(_body(path, refused)).encode()
     lines = (
         f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}",

@@ -5,7 +5,7 @@ waits an hour for the end of a head. So each connection has a guard between sock
 while no body does. What comes in one packet with the end of a body is not counted: at most one read.
 
 The library also stops reading where many requests wait for their turn, and then does not see that their client leaves.
-The request in progress would run for nobody. So the guard ends such a connection.
+The request in progress would then run to its end, although its client has left. So the guard ends such a connection.
 """
 
 from __future__ import annotations

@@ -53,6 +53,9 @@ from router.status_relay.served_models import ServedModels, may_be_on_its_way
 DYNAMOS_BODY_LIMIT_MB = 45
 """The frontend's limit, if none is set."""
 
+QUESTIONS_AT_ONCE = 8
+"""Second questions. A burst of refusals waits for its turns, so one at a time would be too few."""
+
 _CONNECT_TIMEOUT_S = 5.0
 _EVENT_STREAM = "text/event-stream"
 _WRONG, _TOO_LARGE, _UNAVAILABLE = 400, 413, 503
@@ -65,9 +68,6 @@ _LAST_BYTES_S = 5.0
 """For clients that read slowly, when the frontend has ended."""
 
 log = logging.getLogger(__name__)
-
-QUESTIONS_AT_ONCE = 8
-"""Second questions. A burst of refusals waits for its turns, so one at a time would be too few."""
 
 
 class Relay:

@@ -21,6 +21,7 @@ from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
 from .lab import CASE as LAB_CASE
+from .made_up import simulated
 
 pytestmark = pytest.mark.usefixtures("short_trials")
 
@@ -255,7 +256,7 @@ def test_a_rate_that_a_layout_carries_by_chance_does_not_make_it_the_one_that_ca
     def run(task: TrialTask, *_: object) -> Trial:
         carries = task.rate <= limits.get(task.layout, 50.0) or (task.layout == lucky and task.rate == case.rate)
         met = 0.95 if carries else 0.86
-        return Trial(met, 1 - met, 0.0, 1.0, True, SEEN, most=met)
+        return simulated(met)
 
     monkeypatch.setattr(TrialTask, "run", run)
     plan = make_goodput_plan(case, Wishes(uses_all=True, jobs=1, budget_s=MUCH))
@@ -274,23 +275,13 @@ def test_the_goodput_and_whether_the_rate_is_carried_agree() -> None:
             assert each.carries_rate == (each.goodput.mean >= rate)
 
 
-SEEN = {
-    "rounds": 20,
-    "sessions": 9,
-    "errors": 0,
-    "lost_sessions": 0,
-    "ttft_s": {"p95": 0.1},
-    "mean_itl_s": {"p95": 0.01},
-}
-
-
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> PlanCase:
     """A case that is planned in parts. Trials are made up: a GPU carries 35 sessions/s, a little less in a split."""
 
     def run(task: TrialTask, *_: object) -> Trial:
         carried = task.layout.gpus * (32.0 if task.layout.prefill else 35.0)
         met = 0.95 if task.rate * task.variation.rate <= carried else 0.86
-        return Trial(met, 1 - met, 0.0, 1.0, True, SEEN, most=met)
+        return simulated(met)
 
     monkeypatch.setattr(whole, "MOST_GPUS", 1)
     monkeypatch.setattr(TrialTask, "run", run)

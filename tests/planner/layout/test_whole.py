@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
-from typing import Any
 
 import pytest
 
 from planner.layout import whole
-from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied
+from planner.layout.appraisal import Figure
 from planner.layout.case import PlanCase
-from planner.layout.demand import Demand
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
@@ -23,6 +21,7 @@ from planner.layout.trials import Trials
 from planner.layout.whole import scale_of
 
 from .lab import CASE as LAB_CASE
+from .made_up import plan_of_part, simulated
 
 pytestmark = pytest.mark.usefixtures("short_trials")
 
@@ -184,15 +183,6 @@ def test_a_large_cluster_that_cannot_carry_the_rate_shows_what_it_carries(monkey
     assert "found by such short checks too" in " ".join(sentences(plan, case, {}))
 
 
-SEEN: dict[str, Any] = {
-    "rounds": 20,
-    "sessions": 9,
-    "errors": 0,
-    "lost_sessions": 0,
-    "ttft_s": {"p95": 0.1},
-    "mean_itl_s": {"p95": 0.01},
-}
-"""What sentences read of a simulation."""
 ALTERNATIVES = Layout(((1, 1),), ((1, 1),)), Layout((), ((1, 2),))
 
 
@@ -210,14 +200,7 @@ def planned_with(
 
     `outcome`: attainment of a whole layout by its seed, from 0, and the number of the simulation, from 1.
     """
-    first, *others = goodputs
     case = replace(CASE, rate=120.0, gpus=gpus)
-
-    def figures(layout: Layout) -> Appraised:
-        trial = Trial(0.95, 0.05, 0.0, 1.0, most=0.95)
-        figure = Figure(goodputs[layout], goodputs[layout], goodputs[layout], 3)
-        return Appraised(layout, Figure(0.95, None, None, 1), True, figure, [(30.0, trial)], dict(SEEN))
-
     made = count(1)
 
     def run(task: TrialTask, _case: PlanCase, _end_s: float = inf) -> Trial:
@@ -225,21 +208,10 @@ def planned_with(
             met = outcome(task.layout, task.seed - case.options.seed, next(made))
         else:
             met = 0.5 if wholes_fail(task.layout) else 0.97
-        return Trial(met, 1 - met, 0.0, 1.0, True, dict(SEEN), most=met)
+        return simulated(met)
 
     monkeypatch.setattr(TrialTask, "run", run)
-    part = GoodputPlan(
-        [figures(layout) for layout in (first, *others)],
-        30.0,
-        case.attainment,
-        Demand(1.0, 1.0, 1.0),
-        [Varied(VARIATIONS[0], Figure(0.9, None, None, 1), True, 1.0)],
-        None,
-        "",
-        10,
-        has_fewest_gpus=True,
-    )
-    part = replace(part, stopped=stopped, has_fewest_gpus=not uses_all)
+    part = plan_of_part(goodputs, uses_all=uses_all, stopped=stopped)
     with Trials(case, 1, MUCH) as trials:
         return whole.whole_plan(case, part, 4, Wishes(uses_all, jobs=1, budget_s=MUCH), trials)
 

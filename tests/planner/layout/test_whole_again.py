@@ -5,7 +5,7 @@ The planner of the part and the trials are made up. What decides, orders and exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from planner.layout import goodput_plan
-from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied, carried_on_average
+from planner.layout.appraisal import Figure, carried_on_average
 from planner.layout.case import PlanCase
-from planner.layout.demand import Demand
 from planner.layout.explain import headroom_of, sentences
 from planner.layout.layout import Layout
 from planner.layout.plan import GoodputPlan, Wishes, time_over
@@ -24,21 +23,18 @@ from planner.layout.trial import TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
 from .lab import CASE
+from .made_up import Goodputs, plan_of_part, simulated
 
-SCALE, RATE, PART_RATE = 4, 120.0, 30.0
-SIMULATED = {
-    "rounds": 5, "errors": 0, "lost_sessions": 0, "ttft_s": {"p95": 0.1}, "mean_itl_s": {"p95": 0.01}, "sessions": 9,
-}  # fmt: skip
+SCALE, RATE = 4, 120.0
 SPLIT, COLOCATED = Layout(((1, 1),), ((1, 1),)), Layout((), ((1, 2),))
 LARGER, LARGEST = Layout(((1, 2),), ((1, 1),)), Layout(((1, 5),), ((1, 4),))
 
-Goodputs = Mapping[Layout, float | None]
 Run = Callable[[Layout, int, int, float], float]
 """What a trial attains: of a layout, the seed, the number of the trial, the rate."""
 
 
 class PartPlanner:
-    """Answers with one set of goodputs of the part's layouts after the other. None: not known yet."""
+    """Answers with one set of goodputs of the part's layouts after the other."""
 
     scale = SCALE
 
@@ -55,24 +51,7 @@ class PartPlanner:
 
     def answer(self) -> GoodputPlan:
         goodputs = self._answers.pop(0)
-        return GoodputPlan(
-            [self._appraised(layout, goodput) for layout, goodput in goodputs.items()],
-            PART_RATE,
-            CASE.attainment,
-            Demand(1.0, 1.0, 1.0),
-            [Varied(VARIATIONS[0], Figure(0.9, None, None, 1), True, 1.0)],
-            None,
-            time_over(60.0) if self._answers else "",
-            10,
-            has_fewest_gpus=not self._uses_all,
-            is_decided=None not in goodputs.values(),
-        )
-
-    def _appraised(self, layout: Layout, goodput: float | None) -> Appraised:
-        figure = None if goodput is None else Figure(goodput, goodput, goodput, 3)
-        curve = [(PART_RATE, Trial(0.95, 0.05, 0.0, 1.0, most=0.95))]
-        carries = goodput is None or goodput >= PART_RATE
-        return Appraised(layout, Figure(0.95, None, None, 1), carries, figure, curve, dict(SIMULATED))
+        return plan_of_part(goodputs, uses_all=self._uses_all, stopped=time_over(60.0) if self._answers else "")
 
 
 class Planned:
@@ -94,8 +73,8 @@ class Planned:
         def trial(task: TrialTask, _case: PlanCase, _end_s: float = inf) -> Trial:
             seed = task.seed - self.case.options.seed
             met = run(task.layout, seed, next(number), task.rate)
-            result = dict(SIMULATED) if task.keeps_result else None
-            made = self.made[task.layout, task.rate, seed] = Trial(met, 1 - met, 0.0, 1.0, True, result, most=met)
+            whole = simulated(met)
+            made = self.made[task.layout, task.rate, seed] = whole if task.keeps_result else replace(whole, result=None)
             return made
 
         monkeypatch.setattr(TrialTask, "run", trial)
