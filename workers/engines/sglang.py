@@ -233,6 +233,8 @@ class SglangEngine:
         on_gpu = choose_gpu(self._settings.device, self._settings.tp)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+            # Ranks on a CPU share its memory. SGLang compares what each finds free, but at different times.
+            os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
         from workers.engines.sglang_launch import engine_class  # imports SGLang
 
         # It reports every handler that is not its own as an error.

@@ -16,7 +16,7 @@ from ampd.tiny_model import TinyModel, make_tiny_model
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.engine_hooks import LateRank
+from tests.harness.engine_hooks import LateRank, free_memory, in_engine_processes
 from tests.harness.sglang_pair import (
     PAGE,
     TIMEOUT_S,
@@ -138,6 +138,13 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                 if name == "alternating":
                     await check_zeroed_context_matters(pair, conversation, session)
                 await empty(prefill, decode)
+
+
+async def test_memory_that_others_free_while_an_engine_starts_is_no_failure(tmp_path: Path) -> None:
+    """SGLang's check that all GPUs are equally free would refuse it."""
+    with in_engine_processes(free_memory):
+        async with engine(tmp_path, kv_heads=2, tp=2) as made:
+            assert len((await run(made, "", text(0, 20), NEW)).token_ids) == NEW
 
 
 @pytest.mark.parametrize(("tp", "kv_heads"), [(1, 8), (2, 2), (4, 8), (8, 2)])
