@@ -114,10 +114,10 @@ def _cost(appraised: Appraised, plan: GoodputPlan, settings: PlanSettings) -> di
 
     The sessions come at the plan's rate, or at the one that the layout carries if that is less; None: it is not known.
     """
-    gpus, goodput = appraised.layout.gpus, appraised.goodput
+    gpus, headroom = appraised.layout.gpus, headroom_of(appraised, plan.rate)
     rate = plan.rate if appraised.carries_rate else 0.0
-    if goodput is not None:
-        rate = min(plan.rate, goodput.mean)
+    if headroom is not None:
+        rate = plan.rate * min(headroom, 1.0)
     hours = {"gpu_hours_per_1000_sessions": gpus / rate / _HOUR_S * 1000 if rate else None}
     return hours if settings.gpu_price is None else {**hours, "price_per_hour": gpus * settings.gpu_price}
 

@@ -243,7 +243,8 @@ def _found_in_part(plan: GoodputPlan, case: PlanCase) -> str:
         found += f" {untried} were not simulated, because {plan.stopped}."
     if best.is_refuted_by_part:
         shown = "less" if best.goodput is None else f"only {format_number(best.goodput.mean)} sessions/s"
-        return f"{found} Long simulations of the part, times {copies}, show {shown}, so that does not count."
+        more = "" if best.unfilled is None else ", and the replicas on the GPUs that remained cannot make up for it"
+        return f"{found} Long simulations of the part, times {copies}, show {shown}{more}, so that does not count."
     if not best.carries_rate and best.goodput is not None:
         return f"{found} The rate that it carries was found by such short checks too."
     if best.goodput is None:
@@ -270,7 +271,10 @@ def headroom_of(appraised: Appraised, rate: float) -> float | None:
 
 
 def _attained(plan: GoodputPlan, best: Appraised) -> str:
-    text = f"At {rate_text(plan.rate)} sessions/s it attains {_share(best.attainment)}"
+    it, text = "it", f"At {rate_text(plan.rate)} sessions/s it attains {_share(best.attainment)}"
+    if not plan.is_checked:
+        it, rate = "the whole", rate_text(plan.rate / plan.scale)
+        text = f"At {rate} sessions/s its part attains {_share(best.attainment)}"
     if best.goodput is None:
         return f"{text}."
     if not best.goodput.mean:
@@ -282,10 +286,10 @@ def _attained(plan: GoodputPlan, best: Appraised) -> str:
         )
     if best.goodput_is_least:
         return (
-            f"{text}, and it carries at least {_rate(best.goodput)} sessions/s. Higher rates were not tried, so what "
+            f"{text}, and {it} carries at least {_rate(best.goodput)} sessions/s. Higher rates were not tried, so what "
             "more GPUs would buy is not known."
         )
-    text += f", and it carries up to {_rate(best.goodput)} sessions/s."
+    text += f", and {it} carries up to {_rate(best.goodput)} sessions/s."
     low, rate = best.goodput.low, rate_text(plan.rate)
     if best.carries_rate and low is not None and low < plan.rate:
         text += (

@@ -31,7 +31,7 @@ from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, by_g
 from planner.layout.race import race, ranking, tied
 from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
-from planner.layout.whole import scale_of, whole_plan
+from planner.layout.whole import contradicts, scale_of, whole_plan
 
 _SEARCH_SHARE, _FIGURES_SHARE = 0.8, 0.6
 """The search for a part of a cluster ends after the first share of the time, and its figures after the second one. The
@@ -99,7 +99,8 @@ def _with_whole(
             break
         more = planner.go_on(wishes.budget_s - reserve_s, with_goodputs=reserve_s > 0)
         later = whole_plan(case, more, scale, wishes, trials, is_again=True)
-        if not plan.is_checked or (later.is_checked and _worth(later) >= _worth(plan)):
+        is_worth = later.is_checked and _worth(later) >= _worth(plan)
+        if is_worth or not plan.is_checked or contradicts(case, more, plan):
             plan = later
         elif later.stopped == INTERRUPTED:
             plan = replace(plan, stopped=INTERRUPTED)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 from statistics import fmean
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from planner.layout.costs import costs_of
 from planner.layout.demand import demand_of
 from planner.layout.fluid import fewest_gpus
 from planner.layout.layout import Layout
-from planner.layout.neighbours import filled
+from planner.layout.neighbours import filled, is_part
 from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, by_goodput, time_over
 from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
@@ -79,6 +79,15 @@ def whole_plan(
     return check.plan()
 
 
+def contradicts(case: PlanCase, part: GoodputPlan, plan: GoodputPlan) -> bool:
+    """Whether later figures of the part say that the first layout of a plan does not carry the plan's rate."""
+    best, copies = plan.layouts[0], Fraction(plan.copies).limit_denominator()
+    gpus = best.layout.gpus - plan.filled_gpus
+    scaled_up = [_times(each, copies) for each in part.layouts]
+    own = [each for each in scaled_up if each.layout.gpus == gpus and is_part(each.layout, best.layout)]
+    return best.carries_rate and any(_is_below(_carried_at_most(case, best.layout, each), plan.rate) for each in own)
+
+
 class _Whole(NamedTuple):
     """A layout of the whole cluster.
 
@@ -125,13 +134,16 @@ class _Check:
         self._found = [] if first is None else [first]
         if first is None:
             return
+        # Where the most goodput is wanted, alternatives only replace a layout that fails.
+        is_final = uses_all and first.appraised.carries_rate
         if is_last:
-            # Without a rate to carry, alternatives do not replace the best layout.
-            self._is_decided &= uses_all or not others
+            self._is_decided &= is_final or not others
             return
         if uses_all:
-            self._found += [whole for each in others if (whole := self._filled(each)) is not None]
-            self._replace_failing()
+            wholes = [self._filled(each, decides=not is_final) for each in others]
+            self._found += [whole for whole in wholes if whole is not None]
+            if not is_final:
+                self._replace_failing()
             return
         # Most of them carry the rate with the copies that should do. Those simulations share the cores.
         self._made([self._task(layout, self._plan.rate, 0) for layout in map(self._expected, others)])
@@ -194,27 +206,29 @@ class _Check:
         if full == scaled_up or not (more := self._attained(full, seeds)):
             return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
         met, more_met = (fmean(trial.met for trial in each[: len(more)]) for each in (known, more))
-        if more_met < met - _WORSE or (self._carry(known) and not self._carry(more)):
-            self._plan = replace(
-                self._plan, fuller=(full, f"attains {more_met:.1%} of the rounds, and this one {met:.1%}")
-            )
+        is_worse = more_met < met - _WORSE
+        if is_worse or (self._carry(known) and not self._carry(more)):
+            shares = f"attains {more_met:.1%} of the rounds, and this one {met:.1%}"
+            shown = shares if is_worse else "does not carry the rate"
+            self._plan = replace(self._plan, fuller=(full, shown))
             return _Whole(self._appraised(scaled_up, part, copies, known), part, copies)
         self._plan = replace(self._plan, filled_gpus=full.gpus - scaled_up.gpus)
         return _Whole(self._appraised(full, part, copies, more), part, copies)
 
-    def _filled(self, part: Appraised) -> _Whole | None:
-        """An alternative with replicas on the GPUs that the parts left; None: it was not simulated."""
+    def _filled(self, part: Appraised, *, decides: bool) -> _Whole | None:
+        """An alternative with replicas on the GPUs that the parts left; None: it was not simulated.
+
+        `decides`: it may become the best layout, so the plan is not decided without it.
+        """
         copies, full = Fraction(self._plan.scale), self._full(part)
-        # Alternatives do not replace the best layout, so one that is missing leaves the plan decided.
-        known = self._attained(full, 1, decides=False)
+        known = self._attained(full, 1, decides=decides)
         return _Whole(self._appraised(full, part, copies, known), part, copies) if known else None
 
     def _scaled_up(self, part: Appraised) -> Layout:
         return in_proportion(part.layout, Fraction(self._plan.scale))
 
     def _full(self, part: Appraised) -> Layout:
-        bound = costs_of(self._case).with_queues().bound
-        return filled(self._scaled_up(part), self._case.degrees, self._case.gpus, bound)
+        return filled(self._scaled_up(part), self._case.degrees, self._case.gpus, _bound(self._case))
 
     def _able(self, part: Appraised) -> list[Fraction]:
         """The numbers of copies that should carry the rate, and more of them. The fewest come first."""
@@ -324,10 +338,9 @@ class _Check:
         """The figures of a whole layout. Trials of the part tell its goodput, if the whole carries the plan's rate."""
         rate, scaled_up = self._plan.rate, _times(part, copies)
         has_more = layout.gpus > scaled_up.layout.gpus
-        in_long = None if has_more or part.goodput_is_least else scaled_up.goodput
         holds = self._carry(known)
-        # Of a short check, the part's long simulations know better. The tolerance is for the copies' fractions.
-        is_refuted = holds and in_long is not None and in_long.mean < rate * (1 - 1e-9)
+        # The part's long simulations know better than a short check.
+        is_refuted = holds and _is_below(_carried_at_most(self._case, layout, scaled_up), rate)
         assert known[0].result is not None
         curve = {rate: known[0]}
         # Of a layout with more replicas than the parts, no other rate is known.
@@ -373,6 +386,30 @@ class _Check:
 
     def _task(self, layout: Layout, rate: float, seed: int) -> TrialTask:
         return TrialTask(layout, rate, ONCE, self._case.options.seed + seed, margin=None, keeps_result=True)
+
+
+def _carried_at_most(case: PlanCase, layout: Layout, scaled_up: Appraised) -> float:
+    """The rate that a whole layout carries by the long simulations of its part; infinite: they do not limit it.
+
+    Replicas beside the parts raise it as much as they raise the rate that the costs allow.
+    """
+    if scaled_up.goodput is None or scaled_up.goodput_is_least:
+        return inf
+    if layout == scaled_up.layout:
+        return scaled_up.goodput.mean
+    bound = _bound(case)
+    parts = bound(scaled_up.layout)
+    return scaled_up.goodput.mean * bound(layout) / parts if parts else inf
+
+
+def _is_below(carried: float, rate: float) -> bool:
+    """The tolerance is for fractions of copies."""
+    return carried < rate * (1 - 1e-9)
+
+
+def _bound(case: PlanCase) -> Callable[[Layout], float]:
+    """About the rate that a layout carries, by the costs of the mean session."""
+    return costs_of(case).with_queues().bound
 
 
 def _is_better(whole: _Whole, than: _Whole) -> bool:

@@ -40,12 +40,23 @@ def test_a_trial_that_was_stopped_says_what_it_attains_at_most() -> None:
         (False, None, None),
     ],
 )
+@pytest.mark.parametrize("is_least", [False, True])
 def test_gpu_hours_are_of_sessions_that_the_layout_carries(
-    carries: bool, goodput: float | None, hours: float | None
+    carries: bool, goodput: float | None, hours: float | None, is_least: bool
 ) -> None:
     figure = None if goodput is None else Figure.of([goodput])
-    appraised = Appraised(Layout((), ((4, 1),)), Figure.of([0.95]), carries, figure, [], {})
+    appraised = Appraised(Layout((), ((4, 1),)), Figure.of([0.95]), carries, figure, [], {}, is_least)
+    assert hours_of(appraised) == (None if hours is None else pytest.approx(hours))
+
+
+def test_gpu_hours_of_a_layout_that_carries_the_rate_are_not_of_a_lower_bound_below_it() -> None:
+    appraised = Appraised(Layout((), ((4, 1),)), Figure.of([0.95]), True, Figure.of([5.0]), [], {}, True)
+    assert hours_of(appraised) == pytest.approx(4 / 10 / 3.6)
+
+
+def hours_of(appraised: Appraised) -> float | None:
+    """Of 1000 sessions, at 10 sessions/s."""
     plan = GoodputPlan([appraised], 10.0, 0.9, Demand(10.0, 1e5, 5e3), [], None, "", 1)
     settings = PlanSettings(trace="tau-bench-airline", gpus=4, ttft=1.0, itl=0.1)
-    found = _cost(appraised, plan, settings)["gpu_hours_per_1000_sessions"]
-    assert found == (None if hours is None else pytest.approx(hours))
+    hours: float | None = _cost(appraised, plan, settings)["gpu_hours_per_1000_sessions"]
+    return hours

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from planner.layout import goodput_plan
+from planner.layout import goodput_plan, whole
 from planner.layout.appraisal import Figure, carried_on_average
 from planner.layout.case import PlanCase
 from planner.layout.explain import headroom_of, sentences
@@ -198,3 +198,106 @@ def test_a_lower_bound_below_the_rate_is_no_headroom(monkeypatch: pytest.MonkeyP
     bound = replace(shown, goodput_is_least=True, goodput=Figure(RATE / 2, None, None, 3))
     assert headroom_of(bound, RATE) is None
     assert headroom_of(replace(bound, carries_rate=False), RATE) == pytest.approx(0.5)
+
+
+def attains_enough(*_: object) -> float:
+    return 0.97
+
+
+@pytest.mark.parametrize("uses_all", [False, True])
+def test_figures_that_come_later_refute_the_first_layout(monkeypatch: pytest.MonkeyPatch, uses_all: bool) -> None:
+    answers: list[Goodputs] = [{COLOCATED: None}, {COLOCATED: 25.0}]
+    planned = Planned(monkeypatch, answers, attains_enough, uses_all=uses_all, gpus=8)
+    assert not planned.plan.carries
+    assert "show only 100 sessions/s" in planned.text
+
+
+def test_figures_that_come_too_late_for_another_check_refute_the_first_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part needs five copies now, and there is no time to simulate them."""
+
+    def run(layout: Layout, _seed: int, _number: int, _rate: float) -> float:
+        if layout.gpus > 8:
+            raise TimeOverError
+        return 0.97
+
+    plan = Planned(monkeypatch, [{COLOCATED: None}, {COLOCATED: 25.0}], run).plan
+    assert plan.copies >= 4.8
+    assert not plan.is_checked
+
+
+def test_figures_of_another_part_do_not_refute_the_first_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of it are a part of the first layout, and say nothing of it."""
+    planned = Planned(monkeypatch, [{COLOCATED: None}], attains_enough, uses_all=True, gpus=8)
+    half = Layout((), ((1, 1),))
+    for layout, refuted in ((half, False), (COLOCATED, True)):
+        part = plan_of_part({layout: 10.0}, uses_all=True)
+        assert whole.contradicts(planned.case, part, planned.plan) == refuted
+
+
+@pytest.mark.parametrize("goodput", [25.0, 10.0])
+def test_replicas_beside_the_parts_do_not_make_up_for_parts_that_carry_much_less(
+    monkeypatch: pytest.MonkeyPatch, goodput: float
+) -> None:
+    planned = Planned(monkeypatch, [{COLOCATED: goodput}], attains_enough, uses_all=True, gpus=9)
+    assert planned.plan.filled_gpus == 1
+    assert not planned.plan.carries
+    assert "the replicas on the GPUs that remained cannot make up for it" in planned.text
+
+
+def test_replicas_beside_the_parts_may_make_up_for_parts_that_carry_a_little_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Planned(monkeypatch, [{COLOCATED: 28.0}], attains_enough, uses_all=True, gpus=9).plan.carries
+
+
+def test_a_whole_that_nearly_carries_is_not_replaced_by_parts_that_carry_much_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    goodputs = {Layout((), ((1, 3),)): 29.0, COLOCATED: 10.0}
+    plan = Planned(monkeypatch, [goodputs], attains_enough, uses_all=True).plan
+    assert [each.layout.gpus for each in plan.layouts] == [12, 12]
+    assert plan.layouts[0].goodput is not None
+    assert plan.layouts[0].goodput.mean == 116.0
+
+
+def test_the_layout_that_carries_most_is_not_replaced_by_one_of_fewer_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whole, "filled", lambda layout, *_: layout)
+    plan = Planned(monkeypatch, [{LARGER: 40.0, COLOCATED: 31.0}], attains_enough, uses_all=True).plan
+    assert [each.layout.gpus for each in plan.layouts] == [12, 8]
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_the_most_goodput_is_not_decided_while_the_first_fails_and_others_are_untried(
+    monkeypatch: pytest.MonkeyPatch, carries: bool
+) -> None:
+    """After three seeds of the first layout, and a lower rate if it fails, the time is over."""
+
+    def run(_layout: Layout, _seed: int, number: int, rate: float) -> float:
+        if number > 4 - carries:
+            raise TimeOverError
+        return 0.5 if rate > 115 and not carries else 0.97
+
+    plan = Planned(monkeypatch, [{SPLIT: 31.0, COLOCATED: 30.0}], run, uses_all=True, gpus=8).plan
+    assert len(plan.layouts) == 1
+    assert plan.carries == plan.is_decided == carries
+
+
+def test_a_fuller_layout_that_attains_more_and_fails_is_said_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layout: Layout, seed: int, _number: int, _rate: float) -> float:
+        if layout.gpus == 8:
+            return (0.895, 0.93, 0.93)[seed]
+        if seed:
+            raise TimeOverError
+        return 0.897
+
+    planned = Planned(monkeypatch, [{SPLIT: 30.0}], run, uses_all=True, gpus=9)
+    assert planned.plan.carries
+    assert "no better in simulations: prefill 5xTP1, decode 4xTP1 does not carry the rate" in planned.text
+
+
+def test_what_an_unchecked_whole_attains_is_said_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_layout: Layout, _seed: int, _number: int, _rate: float) -> float:
+        raise KeyboardInterrupt
+
+    planned = Planned(monkeypatch, [{COLOCATED: 24.0}], run)
+    assert "At 30 sessions/s its part attains 95.0%, and the whole carries up to 120" in planned.text
