@@ -15,6 +15,7 @@ from router.worker_deaths import RequestDeaths
 log = logging.getLogger(__name__)
 
 UNAVAILABLE = 503
+_SERVER_ERROR = 500
 
 
 class Recovery:
@@ -103,6 +104,12 @@ class Recovery:
             self.kv_source = None
         self._failure = RESUMED if self.kv_source else None
         log.warning("session %r goes on elsewhere after %d tokens: %s", request.session_id, emitted_tokens, error)
+
+    def unplaced(self, error: RoundRefusedError) -> RoundRefusedError:
+        """The error of a round that no worker takes. If one took it and was lost, the request is not at fault."""
+        if not self.lost or error.status == OVERLOADED or error.status >= _SERVER_ERROR:
+            return error
+        return RoundRefusedError(UNAVAILABLE, f"its worker was lost, and no other one can go on: {error}")
 
     def _check_death(self, error: WorkerLostError) -> None:
         if error.has_died:

@@ -138,6 +138,8 @@ class RoundRun:
         except asyncio.CancelledError:
             self._services.spawn(self._give_back(placing))
             raise
+        except RoundRefusedError as error:
+            raise self._recovery.unplaced(error) from error
         self._is_initial = self._is_initial or placement.is_new_session
         self._placement = placement
         self._stream.placed(placement.plan.decode)

@@ -133,16 +133,6 @@ async def _send_poison(scene: Scene) -> None:
             scene.complaints += await complaints_of(http, name, _CHATS, body, headers)
 
 
-_HIDDEN = {
-    _COMPLETIONS: "Failed to fold completions stream",
-    _CHATS: "Failed to parse chat completion response",
-}
-"""What Dynamo's frontend answers with status 500, whatever the coordinator's status was.
-
-Of a completion the status relay asks for the reason, so that no client sees this. Of a chat the frontend answers so if
-the output had begun, as it has where a grammar is given up."""
-
-
 async def complaints_of(
     http: httpx.AsyncClient, name: str, path: str, body: Any, headers: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
@@ -154,8 +144,7 @@ async def complaints_of(
         return [] if name in TOO_LARGE else [f"{name}: {error!r}"]
     except httpx.HTTPError as error:
         return [f"{name}: {error!r}"]
-    is_begun_chat = path == _CHATS and _HIDDEN[_CHATS] in reply.text
-    is_refusal = bool(reply.text) and (not reply.is_server_error or is_begun_chat)
+    is_refusal = bool(reply.text) and not reply.is_server_error
     return [] if is_refusal else [f"{name}: {reply.status_code} {reply.text}"]
 
 
@@ -176,6 +165,8 @@ def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[s
 ENGINE_STARTS_AGAIN = "the engine starts again"
 """Part of a worker's log line about an engine that was lost (`workers.engines.supervised`)."""
 
+_HIDDEN = "Failed to fold completions stream"
+"""What Dynamo's frontend answers with status 500 without the status relay, whatever the coordinator's status was."""
 _DEADLY_STATUSES = (httpx.codes.INTERNAL_SERVER_ERROR, httpx.codes.SERVICE_UNAVAILABLE)
 """Of a request under which workers died; the second one if other rounds shared the workers, and may be to blame."""
 
@@ -221,7 +212,7 @@ def deaths_of(workers: Sequence[Member]) -> int:
 def deadly_complaints(sending: int, reply: httpx.Response, deaths: int) -> list[str]:
     """What is wrong with the answer to a request that ends workers, or with the number of deaths under it."""
     found = []
-    if reply.status_code not in _DEADLY_STATUSES or _HIDDEN[_COMPLETIONS] in reply.text:
+    if reply.status_code not in _DEADLY_STATUSES or _HIDDEN in reply.text:
         found.append(f"the deadly request got {reply.status_code} at sending {sending}: {reply.text}")
     if deaths > _MOST_DEATHS:
         found.append(f"the deadly request has ended {deaths} workers after sending {sending}")

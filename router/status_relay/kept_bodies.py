@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
-from router.status_relay.api_paths import COMPLETIONS, MESSAGES, RESPONSES
+from router.status_relay.api_paths import CHATS, COMPLETIONS, MESSAGES, RESPONSES
 
 MOST_BYTES = 4 << 20
 """A longer body is not kept, so that its request cannot be asked again: nothing else runs while it is read."""
@@ -20,7 +20,7 @@ MOST_BYTES_IN_ALL = 256 << 20
 Form: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 """Makes the request that shows a reason."""
 
-_PATHS = (COMPLETIONS, RESPONSES, MESSAGES)
+_PATHS = (CHATS, COMPLETIONS, RESPONSES, MESSAGES)
 
 
 class KeptBodies:

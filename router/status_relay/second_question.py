@@ -1,12 +1,12 @@
 """Why a round was refused, where Dynamo's frontend shows neither status nor reason.
 
-A completion that is not streamed gets the status 500, a stream of `/v1/responses` an event that it failed, and
-`/v1/messages` without a stream the status alone. The same request in the other form, as a stream or not, shows the
-reason. A stream of `/v1/messages` shows it only as text, which a coordinator sends where the relay wants it so. So the
-relay asks a second time, with a mark by which no coordinator serves the request (`ampd.relay_mark`). They remember what
-they have answered, and tell each other what only a worker could find. If a coordinator knows no reason any more, it
-answers 429, because a place has become free meanwhile. So a question costs no engine anything, whatever the reason was.
-The frontend tokenizes the prompt again.
+A completion that is not streamed gets the status 500, and so does a chat whose round fails within its output. A stream
+of `/v1/responses` gets an event that it failed, and `/v1/messages` without a stream the status alone. The same request
+in the other form, as a stream or not, shows the reason. A stream of `/v1/messages` shows it only as text, which a
+coordinator sends where the relay wants it so. So the relay asks a second time, with a mark by which no coordinator
+serves the request (`ampd.relay_mark`). They remember what they have answered, and tell each other what only a worker
+could find. If a coordinator knows no reason any more, it answers 429, because a place has become free meanwhile. So a
+question costs no engine anything, whatever the reason was. The frontend tokenizes the prompt again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import aiohttp
 
 from ampd.relay_mark import RelayMark
 from ampd.wire import Refused
-from router.status_relay.api_paths import MESSAGES
+from router.status_relay.api_paths import CHATS, COMPLETIONS, MESSAGES
 from router.status_relay.first_events import first_events, refusal_of
 
 PATIENCE_S = 5.0
 """How long a second answer may take, the wait for the turn to ask included."""
 
-_UNEXPLAINED = b"Failed to fold completions stream"
+_UNEXPLAINED = {
+    CHATS: b"Failed to parse chat completion response",
+    COMPLETIONS: b"Failed to fold completions stream",
+}
 _BAD_REQUEST, _OVERLOADED, _UNAVAILABLE = (
     HTTPStatus.BAD_REQUEST,
     HTTPStatus.TOO_MANY_REQUESTS,
@@ -49,7 +52,8 @@ def is_unexplained(path: str, status: int, body: bytes) -> bool:
     if path == MESSAGES:
         refused = _refused(status, body) if status in (_BAD_REQUEST, _OVERLOADED, _UNAVAILABLE) else None
         return refused is not None and refused.message == HTTPStatus(status).phrase
-    return status == HTTPStatus.INTERNAL_SERVER_ERROR and _UNEXPLAINED in body
+    text = _UNEXPLAINED.get(path)
+    return status == HTTPStatus.INTERNAL_SERVER_ERROR and text is not None and text in body
 
 
 async def refusal_in_answer(answer: aiohttp.ClientResponse, mark: RelayMark) -> Refused | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,19 @@ async def test_what_cannot_be_continued_ends_with_503() -> None:
         with pytest.raises(RoundRefusedError, match="presence_penalty") as refusal:
             await replica.round(sampling_options={"presence_penalty": 1.0})
         assert refusal.value.status == 503
+
+
+async def test_a_round_that_is_too_long_for_the_workers_that_are_left_is_no_error_of_the_client() -> None:
+    small = replace(worker("d2", kv_used_tokens=1), max_context_tokens=len(PROMPT) + 1)
+    async with Replica(await cluster(worker("d1"), small)) as replica:
+        replica.workers.fail["generate", "d1"] = 2
+        with pytest.raises(RoundRefusedError, match="its worker was lost, and no other one can go on: ") as refusal:
+            await replica.round()
+        assert refusal.value.status == 503
+    async with Replica(await cluster(small)) as replica:
+        with pytest.raises(RoundRefusedError, match=r"^the prompt has") as refusal:
+            await replica.round(token_ids=[*PROMPT, *PROMPT])
+        assert refusal.value.status == 400
 
 
 async def test_a_round_survives_no_more_workers_than_allowed() -> None:

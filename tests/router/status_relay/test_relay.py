@@ -24,6 +24,8 @@ EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
 
 REFUSED = f"event: refusal\n: {refusal_comment(FULL)}\n\n".encode()
 UNEXPLAINED = {"message": "Failed to fold completions stream for 7", "code": 500}
+CHATS = "/v1/chat/completions"
+UNEXPLAINED_CHAT = {"message": "Failed to parse chat completion response", "code": 500}
 OWN = (b"event: response.created\ndata: {}\n\n", b"event: response.in_progress\ndata: {}\n\n")
 FAILED = (*OWN, b'event: response.failed\ndata: {"error": null}\n\n', b"data: [DONE]\n\n")
 
@@ -45,7 +47,7 @@ class Frontend:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/stream", self._stream)
         app.router.add_route("*", "/whole{status:.*}", self._whole)
-        app.router.add_post("/v1/{kind}", self._unexplained)
+        app.router.add_post("/v1/{kind:.+}", self._unexplained)
         return app
 
     def runner(self) -> web.AppRunner:
@@ -71,7 +73,8 @@ class Frontend:
         self.asked.append((request.method, request.raw_path, dict(request.headers), await request.read()))
         is_stream, is_response = bool(body.get("stream")), request.match_info["kind"] == "responses"
         if is_stream == is_response:
-            return await self._stream(request) if is_stream else web.json_response(UNEXPLAINED, status=500)
+            unexplained = UNEXPLAINED_CHAT if request.path == CHATS else UNEXPLAINED
+            return await self._stream(request) if is_stream else web.json_response(unexplained, status=500)
         if not is_stream:
             return web.json_response({"message": FULL.message}, status=self.second_status)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -318,7 +321,7 @@ async def test_a_request_to_another_server_is_refused() -> None:
         await writer.wait_closed()
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), ("/v1/responses", {"stream": True})])
+@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), (CHATS, {}), ("/v1/responses", {"stream": True})])
 async def test_a_refusal_without_a_reason_is_asked_for_in_the_other_form(path: str, body: dict[str, object]) -> None:
     async with relayed() as (frontend, client):
         frontend.events = FAILED
