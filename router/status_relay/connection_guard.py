@@ -82,7 +82,8 @@ class ConnectionGuard(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._request is None or self._request.content.is_eof():
-            self._count_head(len(data))
+            if self._head_bytes or data.strip(b"\r\n"):  # empty lines behind a body begin no head (RFC 9112, 2.2)
+                self._count_head(len(data))
             self._inner.data_received(data)
         else:
             content = self._request.content

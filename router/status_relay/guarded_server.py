@@ -71,6 +71,12 @@ class GuardedProtocol(web.RequestHandler):
 
     has_parsed: Callable[[], object] | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The parser still counts a request whose body ended after its turn had begun. It would stop one request before
+        # this queue is full, while the socket is read on, and nothing would parse what it holds back.
+        self._max_msg_queue_size -= 1
+
     def data_received(self, data: bytes) -> None:
         """As in the library. It also calls this itself with what it has held back, so the guard does not see it."""
         super().data_received(data)

@@ -56,8 +56,7 @@ class KeptBody:
     def __init__(self, request: web.Request, kept: KeptBodies) -> None:
         self._content = request.content
         self._all = kept
-        self._parts: list[bytes] = []
-        self._bytes = 0
+        self._kept = bytearray()
         self._is_kept = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -68,9 +67,8 @@ class KeptBody:
     def drop(self) -> None:
         """Keep it no longer: the answer has begun, and lasts as long as the round."""
         self._is_kept = False
-        self._all.kept_bytes -= self._bytes
-        self._bytes = 0
-        self._parts.clear()
+        self._all.kept_bytes -= len(self._kept)
+        self._kept = bytearray()
 
     def in_form(self, form: Form) -> bytes | None:
         """The request in another form, encoded; None: it was not kept, or is no object.
@@ -78,17 +76,17 @@ class KeptBody:
         The objects of a body may take 30 times its bytes, so they do not outlive the call.
         """
         with suppress(ValueError, RecursionError):
-            value = json.loads(b"".join(self._parts))
+            value = json.loads(self._kept)
             if isinstance(value, dict):
                 # As few bytes as the client sent, because the frontend limits them. Half a character becomes an escape.
-                return json.dumps(form(value), ensure_ascii=False).encode("utf-8", "backslashreplace")
+                text = json.dumps(form(value), ensure_ascii=False, separators=(",", ":"))
+                return text.encode("utf-8", "backslashreplace")
         return None
 
     def _keep(self, part: bytes) -> None:
         if not self._is_kept:
             return
-        self._parts.append(part)
-        self._bytes += len(part)
+        self._kept += part
         self._all.kept_bytes += len(part)
-        if self._bytes > MOST_BYTES or self._all.kept_bytes > MOST_BYTES_IN_ALL:
+        if len(self._kept) > MOST_BYTES or self._all.kept_bytes > MOST_BYTES_IN_ALL:
             self.drop()

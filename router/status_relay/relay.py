@@ -43,6 +43,7 @@ from router.status_relay.kept_bodies import Form, KeptBodies, KeptBody
 from router.status_relay.long_prompt import as_completion, may_be_too_long, too_long_in_answer
 from router.status_relay.second_question import (
     PATIENCE_S,
+    error_message,
     is_unexplained,
     mark_of_second,
     other_form,
@@ -88,6 +89,7 @@ class Relay:
         self._guards = ConnectionGuards()
         self._bodies = KeptBodies()
         self._asking = asyncio.Semaphore(QUESTIONS_AT_ONCE)
+        self._reading = asyncio.Lock()
         self._session: aiohttp.ClientSession | None = None
         self._models: ServedModels | None = None
 
@@ -165,6 +167,8 @@ class Relay:
     ) -> Refused | None:
         """What to say instead of an answer that is not streamed; None: it says enough."""
         assert self._models is not None
+        if status == _TOO_LARGE and error_message(body) is None:
+            return self._too_large()
         if is_unexplained(request.path, status, body):
             return await self._reason(request, url, kept, mark)
         if may_be_too_long(request.path, status, body):
@@ -172,6 +176,10 @@ class Relay:
         if may_be_on_its_way(request.method, request.path, status):
             return await self._models.on_its_way(request.path, body)
         return None
+
+    def _too_large(self) -> Refused:
+        limit = f"{self._body_limit_bytes >> 20} MB (DYN_HTTP_BODY_LIMIT_MB)"
+        return Refused(_TOO_LARGE, f"the body is larger than {limit}; shorten the request")
 
     def _saw(self, path: str, status: int) -> None:
         assert self._models is not None
@@ -184,8 +192,7 @@ class Relay:
             return Refused(status, f"{HTTPStatus(status).phrase}: {request.method} {request.path}")
         body_bytes = max(request.content_length or 0, request.content.total_bytes)
         if body_bytes > self._body_limit_bytes:
-            limit = f"{self._body_limit_bytes >> 20} MB (DYN_HTTP_BODY_LIMIT_MB)"
-            return Refused(_TOO_LARGE, f"the body is larger than {limit}; shorten the request")
+            return self._too_large()
         message = "the frontend ended before it answered; send the request again"
         return Refused(_UNAVAILABLE, with_retry_after(message, _SOON_S))
 
@@ -219,14 +226,17 @@ class Relay:
         form: Form,
         reason_in: Callable[[aiohttp.ClientResponse], Awaitable[Refused | None]],
     ) -> Refused | None:
-        """Ask in another form, few questions at a time: bodies that are read take much memory, and the loop."""
+        """Ask in another form, few questions at a time. Bodies are read one after another: nothing else runs then."""
         assert self._session is not None
         if kept is None:
             return None
         headers.popall("content-length", None)
         with suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(PATIENCE_S), self._asking:
-                if (body := kept.in_form(form)) is not None:
+                async with self._reading:
+                    body = kept.in_form(form)
+                    await asyncio.sleep(0)  # streams go on before the next body is read
+                if body is not None:
                     async with self._session.post(url, headers=headers, data=io.BytesIO(body)) as answer:
                         return await reason_in(answer)
         return None

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 
-from router.status_relay import body_limits
+from router.status_relay import body_limits, connection_guard
 from router.status_relay.body_limits import LEAST_BYTES, WINDOW_S, BodyWatch
 from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
 from router.status_relay.relay import Relay
@@ -44,7 +44,7 @@ class Frontend:
 
     def runner(self) -> web.AppRunner:
         app = web.Application(client_max_size=1 << 30)
-        app.router.add_post("/{path:.*}", self._serve)
+        app.router.add_route("*", "/{path:.*}", self._serve)
         return web.AppRunner(app, handler_cancellation=True)
 
     async def _serve(self, request: web.Request) -> web.Response:
@@ -125,13 +125,17 @@ async def test_a_frontend_that_does_not_read_is_not_the_clients_fault(monkeypatc
             assert (answer.status, await answer.json()) == (200, {"bytes": LONG})
 
 
+GET = b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [GET, MESSAGE + b"Content-Length: 2\r\n\r\n{}"])
 @pytest.mark.parametrize("is_one_packet", [True, False])
-async def test_a_request_before_so_many_that_none_is_read_is_ended(is_one_packet: bool) -> None:
+async def test_a_request_before_so_many_that_none_is_read_is_ended(first: bytes, is_one_packet: bool) -> None:
     """Nobody would notice that its client leaves."""
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         frontend.answers.clear()
         reader, writer = await connected(url)
-        first, behind = MESSAGE + b"Content-Length: 2\r\n\r\n{}", b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n" * 40
+        behind = GET * 40
         if is_one_packet:
             writer.write(first + behind)
         else:
@@ -142,6 +146,46 @@ async def test_a_request_before_so_many_that_none_is_read_is_ended(is_one_packet
         writer.close()
         if not is_one_packet:
             await frontend.left.wait()
+
+
+@pytest.mark.parametrize(("count", "is_ended"), [(30, False), (31, True), (32, True), (200, True)])
+async def test_requests_behind_a_body_that_came_late_are_answered_or_ended(count: int, is_ended: bool) -> None:
+    """From that body on the library counts one request more than there is."""
+    async with relayed() as (_, url), asyncio.timeout(SOON_S):
+        reader, writer = await connected(url)
+        writer.write(MESSAGE + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        assert await reader.readexactly(len(BEGUN)) == BEGUN
+        writer.write(b"{}")
+        assert (await answered(reader)).startswith(b"HTTP/1.1 200 ")
+        writer.write(GET * count)
+        if is_ended:
+            with suppress(ConnectionResetError):
+                assert (await reader.read()).count(b"HTTP/1.1 200 ") < count
+        else:
+            for _ in range(count):
+                assert (await answered(reader)).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_empty_lines_behind_a_body_begin_no_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with relayed() as (_, url), asyncio.timeout(SOON_S):
+        reader, writer = await connected(url)
+        for _ in range(2):
+            with monkeypatch.context() as patient:
+                patient.setattr(connection_guard, "PATIENCE_S", SOON_S)
+                writer.write(MESSAGE + b"Content-Length: 2\r\n\r\n{}")
+                assert (await answered(reader)).startswith(b"HTTP/1.1 200 ")
+            monkeypatch.setattr(connection_guard, "PATIENCE_S", 0.05)
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.5)
+        writer.close()
+
+
+async def answered(reader: asyncio.StreamReader) -> bytes:
+    """The head of the next answer; its body is read too."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readuntil(b"}")
+    return head
 
 
 BEGUN = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -160,7 +204,7 @@ async def test_it_is_also_ended_if_its_body_ends_later_than_its_head(first: byte
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         frontend.answers.clear()
         reader, writer = await connected(url)
-        behind = b"GET /live HTTP/1.1\r\nHost: a\r\n\r\n" * 40
+        behind = GET * 40
         head = MESSAGE + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(first + (then or b""))
         writer.write(head + first + (behind if then is None else b""))
         if then is not None:

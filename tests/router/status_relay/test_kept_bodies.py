@@ -14,6 +14,7 @@ from aiohttp import web
 from ampd.wire import Refused, refusal_comment
 from router.status_relay import kept_bodies, relay
 from tests.router.status_relay.serving import client_of_relay
+from tests.waiting import until
 
 LONG = 100_000
 FULL = Refused(429, "the queue is full")
@@ -31,6 +32,9 @@ class Frontend:
         self.questions = 0
         self.at_once = 0
         self.most_at_once = 0
+        self.answers = asyncio.Event()
+        """Questions."""
+        self.answers.set()
 
     def runner(self) -> web.AppRunner:
         app = web.Application(client_max_size=1 << 30)
@@ -56,6 +60,7 @@ class Frontend:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         await asyncio.sleep(0.2)  # in which others would come
+        await self.answers.wait()
         self.at_once -= 1
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
@@ -99,15 +104,51 @@ async def test_there_are_few_second_questions_at_a_time() -> None:
         frontend.go_on.set()
         assert await asyncio.gather(*asking) == [429] * len(asking)
         assert frontend.questions == len(asking)
-        assert frontend.most_at_once <= relay.QUESTIONS_AT_ONCE
+        assert frontend.most_at_once == relay.QUESTIONS_AT_ONCE
 
 
 async def test_a_question_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(relay, "QUESTIONS_AT_ONCE", 1)
     async with relayed() as (_, client):
         assert await status(client) == 500
         monkeypatch.setattr(relay, "PATIENCE_S", 60.0)
         assert await status(client) == 429, "the turn is free again"
+
+
+async def test_a_question_that_waits_too_long_for_its_turn_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "QUESTIONS_AT_ONCE", 1)
+    monkeypatch.setattr(relay, "PATIENCE_S", 60.0)
+    async with relayed() as (frontend, client):
+        frontend.answers.clear()
+        first = asyncio.create_task(status(client))
+        await until(lambda: frontend.questions == 1)
+        monkeypatch.setattr(relay, "PATIENCE_S", 0.1)
+        assert await status(client) == 500
+        assert frontend.questions == 1
+        frontend.answers.set()
+        assert await first == 429
+
+
+async def test_other_work_goes_on_between_two_bodies_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading one takes the loop for so long that streams would stand still during several."""
+    happened: list[str] = []
+    read = kept_bodies.KeptBody.in_form
+
+    def in_form(body: kept_bodies.KeptBody, form: kept_bodies.Form) -> bytes | None:
+        happened.append("body")
+        asyncio.get_running_loop().call_soon(happened.append, "other work")
+        return read(body, form)
+
+    monkeypatch.setattr(kept_bodies.KeptBody, "in_form", in_form)
+    async with relayed() as (frontend, client):
+        frontend.go_on.clear()
+        asking = [asyncio.create_task(status(client)) for _ in range(4)]
+        for _ in asking:
+            await frontend.asked.acquire()
+        frontend.go_on.set()
+        await asyncio.gather(*asking)
+    assert happened == ["body", "other work"] * len(asking)
 
 
 async def test_bodies_have_a_bound_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
