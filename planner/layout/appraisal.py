@@ -122,7 +122,8 @@ class Appraised:
 
     def carries_at(self, rate: float, trial: Trial, attainment: float) -> bool:
         """Whether it carries a rate of the curve: as its goodput says, which several seeds decide, if it is known."""
-        if self.goodput is not None and (rate <= self.goodput.mean or not self.goodput_is_least):
+        is_known = not self.goodput_is_least or self.is_refuted_by_part
+        if self.goodput is not None and (rate <= self.goodput.mean or is_known):
             return rate <= self.goodput.mean
         return trial.carries(attainment)
 
@@ -237,7 +238,7 @@ class Appraiser:
         """The figures that are known. At least one short trial at the rate is made, even if no time is left."""
         known = self._known_checks(layout)
         if not known or known[0].result is None:
-            known = [self._trials.make(TrialTask(layout, self.rate, SHORT, self._case.options.seed, None, True))]
+            known = [self._trials.make(self._least(layout))]
         assert known[0].result is not None
         rates = {rate: self._trials.known(self._task(layout, rate, 0)) for rate in self._rates.get(layout, {})}
         curve = [(rate, trial) for rate, trial in sorted(rates.items()) if trial is not None]
@@ -250,6 +251,15 @@ class Appraiser:
             known[0].result,
             self.goodput_is_least(layout),
         )
+
+    def least_steps(self, layout: Layout) -> Steps:
+        """The one short trial that `appraised` would make."""
+        known = self._known_checks(layout)
+        if not known or known[0].result is None:
+            yield [self._least(layout)]
+
+    def _least(self, layout: Layout) -> TrialTask:
+        return TrialTask(layout, self.rate, SHORT, self._case.options.seed, None, True)
 
     def attainments(self, layout: Layout) -> list[float]:
         """Attainment at the plan's rate by seed, as far as known."""

@@ -101,7 +101,7 @@ def sentences(plan: GoodputPlan, case: PlanCase, left_out: Mapping[int, str]) ->
         lines.append(_next(plan.next_step))
     if plan.tied:
         lines.append(_tied(plan))
-    lines += _higher_by_fewer_seeds(plan)
+    lines += _higher_below(plan)
     if plan.stopped and plan.is_decided:
         lines.append(f"Some figures are missing, because {plan.stopped}. The search itself was complete.")
     elif plan.stopped:
@@ -129,7 +129,9 @@ def summary(plan: GoodputPlan) -> str:
     else:
         outcome = f"does not carry {rate} sessions/s"
     more = next((each for each in plan.variations if each.variation.rate > 1), None)
-    if best.carries_rate and more is not None:
+    if not plan.is_checked:
+        outcome += " by simulations of a part, and the whole was not simulated"
+    elif best.carries_rate and more is not None:
         outcome += f", and {more.variation.name} too" if more.carries else f", but not {more.variation.name}"
     return f"{gpus_text(best.layout.gpus)}: {best.layout}; {outcome}."
 
@@ -277,6 +279,9 @@ def _attained(plan: GoodputPlan, best: Appraised) -> str:
         text = f"At {rate} sessions/s its part attains {_share(best.attainment)}"
     if best.goodput is None:
         return f"{text}."
+    if best.carries_rate and best.attainment.mean < plan.attainment:
+        # The time was over before longer simulations at this rate. Those that found the goodput were longer.
+        text += " in one short simulation, which longer ones outdo"
     if not best.goodput.mean:
         return f"{text}, and it carries no rate that was tried."
     if best.unfilled is not None and best.unfilled.goodput is not None and not best.unfilled.goodput_is_least:
@@ -368,17 +373,21 @@ def _tied(plan: GoodputPlan) -> str:
     return f"{names} may carry as much, because simulations do not tell them apart from it."
 
 
-def _higher_by_fewer_seeds(plan: GoodputPlan) -> list[str]:
+def _higher_below(plan: GoodputPlan) -> list[str]:
     """Why the first layout is the first one, although another one is shown with a higher goodput; else nothing."""
     best, *others = (each.goodput for each in plan.layouts)
     if plan.has_fewest_gpus or best is None:
         return []
-    if not any(each is not None and each.mean > best.mean and each.seeds < best.seeds for each in others):
-        return []
-    return [
-        f"A layout below {plan.layouts[0].layout} is shown with a higher rate, but of fewer seeds. With the seeds that "
-        "all of them have, it carries no more."
-    ]
+    higher = [each for each in others if each is not None and each.mean > best.mean]
+    shown = f"A layout below {plan.layouts[0].layout} is shown with a higher rate"
+    if any(each.seeds < best.seeds for each in higher):
+        return [f"{shown}, but of fewer seeds. With the seeds that all of them have, it carries no more."]
+    if higher and plan.scale > 1 and not plan.carries:
+        return [
+            f"{shown}. Such rates come from single short simulations, in steps of 10 %, so they do not order layouts. "
+            "Long simulations of the part do."
+        ]
+    return []
 
 
 def _next(step: NextStep) -> str:

@@ -31,7 +31,8 @@ from planner.layout.plan import INTERRUPTED, GoodputPlan, NextStep, Wishes, by_g
 from planner.layout.race import race, ranking, tied
 from planner.layout.trial import SHORT, TimeOverError, TrialTask
 from planner.layout.trials import Trials
-from planner.layout.whole import contradicts, scale_of, whole_plan
+from planner.layout.whole import scale_of
+from planner.layout.whole_again import plan_of_whole
 
 _SEARCH_SHARE, _FIGURES_SHARE = 0.8, 0.6
 """The search for a part of a cluster ends after the first share of the time, and its figures after the second one. The
@@ -54,6 +55,8 @@ _FIGURES = 60
 """The comparison of the best layouts leaves time for this many trials, which the figures need."""
 _ENLARGEMENTS = 4
 """Most trials of a layout with a reserve, after the time for the search is over."""
+_MOST_OVER = 1.25
+"""After this many times the budget no larger one is tried."""
 _ROUNDINGS = 3
 """Most tries to find a round rate below the goodput that is carried too."""
 _NEXT = 6
@@ -83,32 +86,7 @@ def make_goodput_plan(case: PlanCase, wishes: Wishes) -> GoodputPlan:
         plan = planner.plan()
         whole = replace(case, rate=plan.rate * scale)
         with Trials(whole, wishes.jobs, max(end_s - time.monotonic(), 0.0)) as wholes:
-            return _with_whole(case, planner, plan, wishes, wholes)
-
-
-def _with_whole(
-    case: PlanCase, planner: _Planner, plan_of_part: GoodputPlan, wishes: Wishes, trials: Trials
-) -> GoodputPlan:
-    """The plan of the whole cluster. If the part lacks figures then, they get the time that is left."""
-    scale = planner.scale
-    plan = whole_plan(case, plan_of_part, scale, wishes, trials)
-    check_s = trials.elapsed_s
-    # A goodput that was not known before asks for another check. In the end only figures are added that ask for none.
-    for reserve_s in (check_s, 0.0):
-        if not planner.lacks_figures or plan.stopped == INTERRUPTED:
-            break
-        more = planner.go_on(wishes.budget_s - reserve_s, with_goodputs=reserve_s > 0)
-        later = whole_plan(case, more, scale, wishes, trials, is_again=True)
-        is_worth = later.is_checked and _worth(later) >= _worth(plan)
-        if is_worth or not plan.is_checked or contradicts(case, more, plan):
-            plan = later
-        elif later.stopped == INTERRUPTED:
-            plan = replace(plan, stopped=INTERRUPTED)
-    return plan
-
-
-def _worth(plan: GoodputPlan) -> tuple[bool, int]:
-    return plan.carries, plan.layouts[0].attainment.seeds
+            return plan_of_whole(case, planner, plan, wishes, wholes)
 
 
 class _Planner:
@@ -397,6 +375,7 @@ class _Planner:
         if larger:
             found_best = min(larger, key=ranks.__getitem__)
             yield from self._appraiser.goodput_steps(found_best, SEEDS, rate, self._appraiser.precision(best))
+            yield from self._appraiser.least_steps(found_best)
             self._next = found_best
 
     def _plan(self) -> GoodputPlan:
@@ -434,8 +413,8 @@ class _Planner:
             self._has_fewest,
             self._is_decided,
             is_estimated=self._is_estimated,
-            is_untried=self._wishes.uses_all and not self._shown and not search.carried_rate,
-            none_carries=search.none_carries,
+            is_untried=self._wishes.uses_all and not (self._shown or search.carried_rate or layouts[0].goodput),
+            none_carries=search.none_carries and not layouts[0].carries_rate,
             fuller=self._fuller,
             tied=self._tied(layouts[0].layout),
             carried_rate=search.carried_rate if layouts[0].layout == search.carried_by else 0.0,
@@ -451,8 +430,12 @@ class _Planner:
 
     def _appraised(self, layout: Layout) -> Appraised:
         found = self._appraiser.appraised(layout)
+        checks = len(self._appraiser.attainments(layout))
+        if found.goodput is not None and not checks:
+            # It is known from long trials, and the rate was tried in a short one only.
+            return replace(found, carries_rate=found.goodput.mean >= self._appraiser.rate)
         # One short trial at the rate may pass by chance, although the search has shown that the layout fails.
-        is_refuted = self._search.none_carries and len(self._appraiser.attainments(layout)) < SEEDS
+        is_refuted = self._search.none_carries and checks < SEEDS
         # By chance the checks may pass too, although lower rates fail.
         is_refuted |= found.goodput is not None and found.goodput.mean < self._appraiser.rate
         return replace(found, carries_rate=found.carries_rate and not is_refuted)
@@ -480,7 +463,8 @@ class _Planner:
             trial = self._trials.make(TrialTask(layout, case.rate, SHORT, case.options.seed))
             larger = search.enlarged(layout)
             fails = layout in search.failed or self._appraiser.fails(layout)
-            if larger is None or (trial.carries(case.attainment) and not fails):
+            is_late = self._trials.elapsed_s > _MOST_OVER * self._wishes.budget_s
+            if larger is None or is_late or (trial.carries(case.attainment) and not fails):
                 break
             layout = larger
         return [layout]

@@ -108,10 +108,16 @@ class Trials:
         return self._stopped.get(task)
 
     def make(self, task: TrialTask) -> Trial:
-        """The outcome of one trial, here and now, even if the time is over."""
+        """The outcome of one trial, here and now, even if the time is over, and after one Ctrl-C in it.
+
+        A plan needs it, so a search would be lost without it.
+        """
         known = self.known(task)
         if known is None:
-            known = task.run(self.case)
+            try:
+                known = task.run(self.case)
+            except KeyboardInterrupt:
+                known = task.run(self.case)
             self._keep(task, known)
         return known
 

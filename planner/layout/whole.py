@@ -158,14 +158,14 @@ class _Check:
         plan = replace(self._plan, stopped=stopped, is_decided=is_decided)
         if not self._found:
             return self._unchecked(plan)
-        best = self._found[0]
+        best, *rest = _distinct(self._found)
         is_first = best.part is self._part.layouts[0]
         fewest = self._able(best.part)
         # Variations of a part are simulated for as few copies as should do.
         keeps_variations = is_first and (not fewest or best.copies == fewest[0])
         keeps_step = is_first and best.appraised.carries_rate and not best.appraised.goodput_is_least
-        tied = [each.appraised.layout for each in self._found[1:] if each.part.layout in self._part.tied]
-        others = [each.appraised for each in self._found[1:]]
+        tied = [each.appraised.layout for each in rest if each.part.layout in self._part.tied]
+        others = [each.appraised for each in rest]
         others = others if plan.has_fewest_gpus else by_goodput(others)
         return replace(
             plan,
@@ -410,6 +410,14 @@ def _is_below(carried: float, rate: float) -> bool:
 def _bound(case: PlanCase) -> Callable[[Layout], float]:
     """About the rate that a layout carries, by the costs of the mean session."""
     return costs_of(case).with_queues().bound
+
+
+def _distinct(wholes: Sequence[_Whole]) -> list[_Whole]:
+    """The first one of each layout: copies of two parts, with replicas on what these left, may be the same layout."""
+    first: dict[Layout, _Whole] = {}
+    for whole in wholes:
+        first.setdefault(whole.appraised.layout, whole)
+    return list(first.values())
 
 
 def _is_better(whole: _Whole, than: _Whole) -> bool:

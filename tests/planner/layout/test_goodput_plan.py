@@ -11,13 +11,13 @@ import pytest
 
 from ampd.types import Slo
 from planner.layout import goodput_plan, goodput_search, whole
-from planner.layout.appraisal import VARIATIONS, Appraiser
+from planner.layout.appraisal import VARIATIONS, Appraiser, Figure
 from planner.layout.case import PlanCase
 from planner.layout.explain import sentences
 from planner.layout.goodput_plan import make_goodput_plan
 from planner.layout.layout import Layout
 from planner.layout.plan import INTERRUPTED, GoodputPlan, Wishes
-from planner.layout.trial import ONCE, TimeOverError, Trial, TrialTask
+from planner.layout.trial import ONCE, SHORT, TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
 
 from .lab import CASE as LAB_CASE
@@ -201,6 +201,74 @@ def test_after_an_interrupt_layouts_are_compared_by_the_seeds_that_all_have(monk
         with pytest.raises(KeyboardInterrupt):
             planner._compare()
     assert planner._shown == [better, lucky]
+
+
+@pytest.mark.parametrize(("rate", "carries"), [(10.0, True), (10.6, False)])
+def test_a_goodput_of_long_trials_outdoes_one_short_trial_at_the_rate(
+    monkeypatch: pytest.MonkeyPatch, rate: float, carries: bool
+) -> None:
+    layout = Layout((), ((1, 2),))
+    monkeypatch.setattr(TrialTask, "run", lambda *_: simulated(0.5 if carries else 0.97))
+    with Trials(CASE, 1, MUCH) as trials:
+        planner = goodput_plan._Planner(replace(CASE, rate=rate), Wishes(uses_all=True), trials)
+        planner._shown = [layout]
+        monkeypatch.setattr(planner._appraiser, "goodput", lambda _: Figure(10.4, None, None, 3))
+        plan = planner._plan()
+    assert plan.carries == carries
+    said = "attains 50.0% in one short simulation, which longer ones outdo, and it carries up to 10.4 sessions/s"
+    assert (said in " ".join(sentences(plan, planner._case, {}))) == carries
+
+
+def test_a_layout_whose_goodput_is_known_is_not_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrialTask, "run", lambda *_: simulated(0.97))
+    with Trials(CASE, 1, MUCH) as trials:
+        planner = goodput_plan._Planner(CASE, Wishes(uses_all=True), trials)
+        monkeypatch.setattr(planner, "_undecided", lambda: [Layout((), ((1, 2),))])
+        assert planner._plan().is_untried
+        monkeypatch.setattr(planner._appraiser, "goodput", lambda _: Figure(CASE.rate, None, None, 3))
+        assert not planner._plan().is_untried
+
+
+@pytest.mark.parametrize("interrupts", [1, 2])
+def test_a_plan_outlives_one_interrupt_in_the_trial_that_it_needs(
+    monkeypatch: pytest.MonkeyPatch, interrupts: int
+) -> None:
+    left = [KeyboardInterrupt] * interrupts
+
+    def run(*_: object) -> Trial:
+        if left:
+            raise left.pop()
+        return simulated(0.97)
+
+    monkeypatch.setattr(TrialTask, "run", run)
+    with Trials(CASE, 1, MUCH) as trials:
+        task = TrialTask(Layout((), ((1, 2),)), CASE.rate, SHORT, 0)
+        if interrupts == 1:
+            assert trials.make(task).met == 0.97
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                trials.make(task)
+
+
+@pytest.mark.parametrize(("elapsed_s", "tried"), [(70.0, 2), (80.0, 1)])
+def test_long_after_the_time_no_larger_layout_is_tried(
+    monkeypatch: pytest.MonkeyPatch, elapsed_s: float, tried: int
+) -> None:
+    made: list[Layout] = []
+
+    def run(task: TrialTask, *_: object) -> Trial:
+        made.append(task.layout)
+        return simulated(0.5)
+
+    monkeypatch.setattr(TrialTask, "run", run)
+    monkeypatch.setattr(Trials, "elapsed_s", elapsed_s)
+    with Trials(CASE, 1, 60.0) as trials:
+        planner = goodput_plan._Planner(CASE, Wishes(budget_s=60.0), trials)
+        smaller, larger = Layout((), ((1, 1),)), Layout((), ((1, 2),))
+        monkeypatch.setattr(planner._search, "estimated", lambda: smaller)
+        monkeypatch.setattr(planner._search, "enlarged", {smaller: larger, larger: None}.__getitem__)
+        planner._undecided()
+    assert made == [smaller, larger][:tried]
 
 
 @pytest.mark.slow

@@ -9,18 +9,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from math import inf
-from typing import Any
 
 import pytest
 
-from planner.layout import goodput_plan, whole
+from planner.layout import whole
 from planner.layout.appraisal import Figure, carried_on_average
 from planner.layout.case import PlanCase
-from planner.layout.explain import headroom_of, sentences
+from planner.layout.explain import headroom_of, sentences, summary
 from planner.layout.layout import Layout
 from planner.layout.plan import GoodputPlan, Wishes, time_over
 from planner.layout.trial import TimeOverError, Trial, TrialTask
 from planner.layout.trials import Trials
+from planner.layout.whole_again import plan_of_whole
 
 from .lab import CASE
 from .made_up import Goodputs, plan_of_part, simulated
@@ -78,11 +78,11 @@ class Planned:
             return made
 
         monkeypatch.setattr(TrialTask, "run", trial)
-        planner: Any = PartPlanner(answers, uses_all=uses_all)
+        planner = PartPlanner(answers, uses_all=uses_all)
         first = planner.answer()
         wishes = Wishes(uses_all, jobs=1, budget_s=1e6)
         with Trials(self.case, 1, 1e6) as trials:
-            self.plan = goodput_plan._with_whole(self.case, planner, first, wishes, trials)
+            self.plan = plan_of_whole(self.case, planner, first, wishes, trials)
 
     @property
     def text(self) -> str:
@@ -301,3 +301,54 @@ def test_what_an_unchecked_whole_attains_is_said_of_its_part(monkeypatch: pytest
 
     planned = Planned(monkeypatch, [{COLOCATED: 24.0}], run)
     assert "At 30 sessions/s its part attains 95.0%, and the whole carries up to 120" in planned.text
+
+
+def test_copies_of_two_parts_that_are_the_same_layout_are_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas on the GPUs that the second part leaves make it the first one."""
+    goodputs = {Layout((), ((1, 2), (2, 1))): 31.0, COLOCATED: 10.0}
+    plan = Planned(monkeypatch, [goodputs], attains_enough, uses_all=True, gpus=16).plan
+    (shown,) = plan.layouts
+    assert shown.carries_rate
+
+
+def test_a_kept_plan_has_what_is_known_later_of_its_alternatives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part's figures refute the alternative, and the layout that the part has first then fails."""
+    planned = Planned(
+        monkeypatch,
+        [{SPLIT: None, COLOCATED: None}, {LARGER: 15.0, COLOCATED: 15.0}],
+        lambda layout, *_: 0.5 if dict(layout.prefill).get(1) == 8 else 0.97,
+        uses_all=True,
+    )
+    assert planned.plan.carries
+    first, second = planned.plan.layouts
+    assert first.layout.prefill
+    assert not second.layout.prefill
+    assert not second.carries_rate
+
+
+def test_what_failing_wholes_carry_by_single_simulations_does_not_order_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(layout: Layout, _seed: int, _number: int, rate: float) -> float:
+        return 0.97 if rate < (100 if layout.prefill else 110) else 0.5
+
+    planned = Planned(monkeypatch, [{SPLIT: 31.0, COLOCATED: 30.0}], run, uses_all=True, gpus=8)
+    first, second = (each.goodput.mean for each in planned.plan.layouts if each.goodput is not None)
+    assert first < second
+    assert "single short simulations, in steps of 10 %, so they do not order layouts" in planned.text
+
+
+@pytest.mark.parametrize("gpus", [8, 9])
+def test_the_curve_of_a_layout_that_its_part_refutes_says_so(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
+    planned = Planned(monkeypatch, [{COLOCATED: 25.0}], attains_enough, uses_all=True, gpus=gpus)
+    best = planned.plan.layouts[0]
+    assert best.is_refuted_by_part
+    assert not any(
+        best.carries_at(rate, trial, planned.plan.attainment) for rate, trial in best.curve if rate >= planned.plan.rate
+    )
+
+
+def test_the_summary_says_that_the_whole_was_not_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_layout: Layout, _seed: int, _number: int, _rate: float) -> float:
+        raise KeyboardInterrupt
+
+    assert "the whole was not simulated" in summary(Planned(monkeypatch, [{COLOCATED: 24.0}], run).plan)
+    assert "simulated" not in summary(Planned(monkeypatch, [{COLOCATED: 30.0}], attains_enough).plan)
