@@ -2,7 +2,7 @@
 
     python -m benchmarks.scaling --json > scaling.json
     python -m benchmarks.coordinator_overhead --cpu --step-ms 20 --concurrency 32 --requests 64 --long-tokens 300 \\
-        --bursts 3 --stream-tokens 1 4 16 --relay --json > tokens.json
+        --bursts 3 --stream-tokens 1 4 16 --relay --status-relay --json > tokens.json
     python -m benchmarks.decision_time --policy predictive --clock cpu --workers 16 --workers 64 --workers 250 \\
         --workers 1000 --queue 8 --json > decisions.json
     python -m benchmarks.calculated_sizes scaling.json tokens.json decisions.json
@@ -21,10 +21,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import decision_time, markdown_table, overhead_tables, scaling
 from benchmarks.circumstances import in_words
+from benchmarks.overhead_tables import RELAY, STATUS
 
 SIZES = ((64, 10_000), (256, 25_000), (1000, 100_000))
 """(workers, sessions)."""
@@ -37,25 +38,34 @@ PUBLICATIONS_PER_ROUND, PUBLICATIONS_PER_S = 1.78, 2.9
 """Of a decode worker: the line through 3.1 publications per round at 2.2 rounds/s, and 5.7 at 0.74 rounds/s."""
 
 
+class Work(NamedTuple):
+    """CPU times of a process, in us: of a round besides its tokens, and of each token."""
+
+    round_us: float
+    token_us: float
+
+    def cores(self, rounds_per_s: float, tokens_per_s: float) -> float:
+        """The cores that such processes need together."""
+        return (rounds_per_s * self.round_us + tokens_per_s * self.token_us) / 1e6
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
     """CPU times in us of what happens in a graph.
 
     Attributes:
-        round_us, token_us: of a coordinator, where workers send each token alone.
-        grouped_round_us, grouped_token_us: of a coordinator with `--stream-tokens 4`.
-        frontend_round_us, frontend_token_us: of a frontend.
+        coordinator: where workers send each token alone.
+        grouped_coordinator: with `--stream-tokens 4`.
+        frontend, relay: of each token alone. A status relay is a process with one core, and has one frontend.
         decision_us: of a coordinator, over all prefill workers. The time per round was measured without any.
         route_us, publish_us, passed_on_us: of Redis, per round, per publication, and per coordinator that gets one.
         applied_us: of each coordinator, for each publication.
     """
 
-    round_us: float
-    token_us: float
-    grouped_round_us: float
-    grouped_token_us: float
-    frontend_round_us: float
-    frontend_token_us: float
+    coordinator: Work
+    grouped_coordinator: Work
+    frontend: Work
+    relay: Work
     decision_us: float
     route_us: float
     publish_us: float
@@ -71,6 +81,7 @@ class Needs:
         following: share of each coordinator's core for the publications of all workers.
         deciding: of all coordinators together, for decisions.
         coordinators, grouped_coordinators: how many, without and with `--stream-tokens 4`; None: no number is enough.
+        shares: of the time of all coordinators without it, by what they do.
     """
 
     rounds_per_s: float
@@ -80,8 +91,10 @@ class Needs:
     coordinators: int | None
     grouped_coordinators: int | None
     frontends: float
+    relays: float
     redis: float
     redis_per_coordinator: float
+    shares: Mapping[str, float]
 
 
 def needs(workers: int, sessions: int, costs: Costs) -> Needs:
@@ -93,20 +106,29 @@ def needs(workers: int, sessions: int, costs: Costs) -> Needs:
     following = publications_per_s * costs.applied_us / 1e6
     deciding = rounds_per_s * costs.decision_us / 1e6
 
-    def coordinators(round_us: float, token_us: float) -> int | None:
-        shared = deciding + (rounds_per_s * round_us + tokens_per_s * token_us) / 1e6
+    def coordinators(work: Work) -> int | None:
+        shared = deciding + work.cores(rounds_per_s, tokens_per_s)
         return math.ceil(shared / (1 - following)) if following < 1 else None
 
+    count = coordinators(costs.coordinator)
+    times = {
+        "tokens": costs.coordinator.cores(0.0, tokens_per_s),
+        "rounds": costs.coordinator.cores(rounds_per_s, 0.0),
+        "decisions": deciding,
+        "following": following * (count or 0),
+    }
     return Needs(
         rounds_per_s,
         tokens_per_s,
         following,
         deciding,
-        coordinators(costs.round_us, costs.token_us),
-        coordinators(costs.grouped_round_us, costs.grouped_token_us),
-        (rounds_per_s * costs.frontend_round_us + tokens_per_s * costs.frontend_token_us) / 1e6,
+        count,
+        coordinators(costs.grouped_coordinator),
+        costs.frontend.cores(rounds_per_s, tokens_per_s),
+        costs.relay.cores(rounds_per_s, tokens_per_s),
         (rounds_per_s * costs.route_us + publications_per_s * costs.publish_us) / 1e6,
         publications_per_s * costs.passed_on_us / 1e6,
+        {name: time_s / sum(times.values()) for name, time_s in times.items()} if count else {},
     )
 
 
@@ -121,13 +143,9 @@ def costs_of(
     size = _only(measured["sizes"], workers=workers, sessions=sessions)
     decision = _only(decisions["results"], policy="predictive", workers=scaling.prefill_workers(workers))
     of = next(figures for name, figures in tokens.items() if name.startswith("concurrency_"))
+    processes = ("coordinator-with", "coordinator-with-4", "frontend-with", f"{RELAY}-{STATUS}")
     return Costs(
-        of["coordinator-with"]["round_us"],
-        of["coordinator-with"]["token_us"],
-        of["coordinator-with-4"]["round_us"],
-        of["coordinator-with-4"]["token_us"],
-        of["frontend-with"]["round_us"],
-        of["frontend-with"]["token_us"],
+        *(Work(of[name]["round_us"], of[name]["token_us"]) for name in processes),
         decision["p50_us"],
         size["route"]["redis_us"],
         size["publish"]["redis_us"],
@@ -154,6 +172,7 @@ _COLUMNS = (
     "following the workers, of each coordinator's core",
     "decisions, cores of all coordinators",
     "cores of the frontends",
+    "cores of the status relays",
     "Redis, of one core",
 )
 
@@ -163,7 +182,7 @@ def row(workers: int, sessions: int, graph: Needs) -> str:
     counts = ["-" if count is None else str(count) for count in (graph.coordinators, graph.grouped_coordinators)]
     redis = f"{graph.redis:.2f}, and {graph.redis_per_coordinator:.3f} per coordinator"
     cells = [f"{workers:,}", f"{sessions:,}", f"{graph.rounds_per_s:,.0f}", f"{graph.tokens_per_s:,.0f}", *counts]
-    cells += [f"{graph.following:.2f}", f"{graph.deciding:.2f}", f"{graph.frontends:.1f}", redis]
+    cells += [f"{graph.following:.2f}", f"{graph.deciding:.2f}", f"{graph.frontends:.1f}", f"{graph.relays:.1f}", redis]
     return markdown_table.row(cells)
 
 
@@ -175,8 +194,14 @@ def tables(measured: Mapping[str, Any], tokens: Mapping[str, Any], decisions: Ma
         ("Decisions", decisions, decision_time.grid(decisions["results"])),
     ):
         yield f"{name}: {in_words(document)}\n\n{text}\n"
-    rows = [row(*size, needs(*size, costs_of(*size, measured, tokens, decisions))) for size in SIZES]
-    yield "Calculated\n\n" + "\n".join([markdown_table.head(_COLUMNS), *rows])
+    graphs = {size: needs(*size, costs_of(*size, measured, tokens, decisions)) for size in SIZES}
+    rows = [row(*size, graph) for size, graph in graphs.items()]
+    yield "Calculated\n\n" + "\n".join([markdown_table.head(_COLUMNS), *rows]) + "\n"
+    yield "The coordinators' time\n\n" + "\n".join(
+        f"{workers} workers: " + ", ".join(f"{name} {share:.1%}" for name, share in graph.shares.items())
+        for (workers, _), graph in graphs.items()
+        if graph.shares
+    )
 
 
 def main() -> int:

@@ -17,7 +17,8 @@ With several values of `--stream-tokens` there is a graph with a coordinator for
 graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python handler that passes requests and tokens on
 and does nothing else. It shows what Dynamo takes for any such process. `--against FOLDER` adds a graph with a
 coordinator and a worker of another checkout, for changes of the code. `--status-relay` measures the first graph with a
-coordinator through a second frontend too, which has the status relay before it, as those of `ampd serve` have.
+coordinator through a second frontend too, which has the status relay before it, as those of `ampd serve` have. With
+`--cpu` its frontend, coordinator and worker are measured again during these bursts.
 
 A refused request ends the measurement with one line that says why, because a burst with refusals measures less work.
 """
@@ -34,6 +35,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from ampd.cli.serve.checks import claim_port
 from ampd.cli.serve.frontend import Frontend
@@ -87,8 +90,6 @@ def main() -> int:
     parser.add_argument("--relay-to", metavar="NAMESPACE", help=argparse.SUPPRESS)
     parser.add_argument("--perf", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.cpu and options.status_relay:
-        parser.error("--status-relay is not for --cpu")
     if options.direct_worker:
         return _serve_direct(options.direct_worker, options.perf, is_registered=not options.unregistered)
     if options.relay_to:
@@ -109,7 +110,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         try:
             urls = await _start(Path(folder), redis.url, supervisor, options)
             if options.cpu:
-                return await _cpu_per_token(options, urls, supervisor.pids)
+                return await _cpu_per_token(options, urls, _measured(supervisor.pids, options))
             return await _alternate(options, urls)
         finally:
             supervisor.stop()
@@ -188,6 +189,18 @@ def _medians(bursts: list[Burst]) -> dict[str, float]:
         "total_s": statistics.median(burst.total_s for burst in bursts),
         "requests_per_s": statistics.median(burst.requests_per_s for burst in bursts),
     }
+
+
+def _measured(pids: dict[str, int], options: argparse.Namespace) -> dict[str, int]:
+    """The processes of each graph: part and graph -> process id. The graph behind the status relay shares some."""
+    if not options.status_relay:
+        return pids
+    shared = {
+        f"{part}-{_STATUS}": pids[f"{part}-{_graph(options.stream_tokens[0])}"] for part in ("coordinator", "worker")
+    }
+    relay = pids[f"frontend-{_STATUS}"]
+    (frontend,) = psutil.Process(relay).children()
+    return {**pids, **shared, f"{overhead_tables.RELAY}-{_STATUS}": relay, f"frontend-{_STATUS}": frontend.pid}
 
 
 async def _cpu_per_token(options: argparse.Namespace, urls: dict[str, str], pids: dict[str, int]) -> dict[str, Any]:

@@ -10,8 +10,17 @@ from benchmarks import markdown_table
 STATUS = "status"
 """The graph with a coordinator, through a frontend with the status relay before it."""
 
+RELAY = "status_relay"
+"""The status relay's process, as the part of a graph."""
+
 _MIDDLE = "coordinator (or relay)"
-_PARTS = {"coordinator": _MIDDLE, "relay": _MIDDLE, "worker": "worker", "frontend": "frontend"}
+_PARTS = {
+    "coordinator": _MIDDLE,
+    "relay": _MIDDLE,
+    "worker": "worker",
+    "frontend": "frontend",
+    RELAY: "status relay",
+}
 _PER = {"token_us": "per token", "round_us": "per round besides its tokens"}
 
 
@@ -31,6 +40,7 @@ def _cpu_tables(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         for process, each in figures.items():
             part, _, graph = process.partition("-")
             rows[_PARTS[part]][graph] = each[key]
+        rows = {part: row for part, row in rows.items() if row}
         rows["all"] = {graph: sum(row.get(graph, 0.0) for row in rows.values()) for graph in graphs}
         lines = [
             [name, *(f"{row[graph]:,.0f}" if graph in row else "-" for graph in graphs)] for name, row in rows.items()
@@ -40,7 +50,7 @@ def _cpu_tables(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 def _place(graph: str) -> tuple[int, int]:
     """The graphs without a coordinator come first, and then those with one by their number of tokens."""
-    return ("without", "relay", "with", "against").index(graph.partition("-")[0]), _tokens(graph)
+    return ("without", "relay", "with", STATUS, "against").index(graph.partition("-")[0]), _tokens(graph)
 
 
 def _tokens(graph: str) -> int:

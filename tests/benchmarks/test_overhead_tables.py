@@ -8,15 +8,18 @@ from benchmarks.overhead_tables import cpu, times
 def test_cpu_times_have_a_column_for_each_graph() -> None:
     each = {"token_us": 10.4, "round_us": 2000.0}
     names = ("worker-with-4", "coordinator-with-4", "coordinator-with", "worker-without", "relay-relay")
+    names = (*names, "status_relay-status", "coordinator-status")
     lines = cpu({"commit": "c", "concurrency_32": dict.fromkeys(names, each)}).splitlines()
-    assert lines[2] == "| per token | frontend -> worker | a relay | N = 1 | N = 4 |"
+    assert lines[2].startswith(
+        "| per token | frontend -> worker | a relay | N = 1 | N = 4 | a coordinator and the status "
+    )
     assert lines[4:8] == [
-        "| coordinator (or relay) | - | 10 | 10 | 10 |",
-        "| worker | 10 | - | - | 10 |",
-        "| frontend | - | - | - | - |",
-        "| all | 10 | 10 | 10 | 21 |",
+        "| coordinator (or relay) | - | 10 | 10 | 10 | 10 |",
+        "| worker | 10 | - | - | 10 | - |",
+        "| status relay | - | - | - | - | 10 |",
+        "| all | 10 | 10 | 10 | 21 | 21 |",
     ]
-    assert lines[-1] == "| all | 2,000 | 2,000 | 2,000 | 4,000 |"
+    assert lines[-1] == "| all | 2,000 | 2,000 | 2,000 | 4,000 | 4,000 |"
 
 
 def test_times_are_compared_with_those_without_a_coordinator() -> None:
