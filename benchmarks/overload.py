@@ -2,16 +2,16 @@
 
     python -m benchmarks.overload [--minutes 10] [--loads 1,2,10] [--rate SESSIONS_PER_S] [--simulated] [--json]
 
-Sessions arrive at random (Poisson). Half of the clients wait as long as a refusal asks them to, the others come back
-after 2 s whatever it says. One in ten closes its connection when a round takes too long. Rounds are chat
-completions that are not streamed, because Dynamo's frontend gives a stream the status 200 before the coordinator
-decides. The load of 1x is the rate at which the simulator predicts that 90 % of the rounds meet their targets.
+Sessions arrive at random (Poisson). Half of the clients wait as long as `Retry-After` of a refusal asks them to, the
+others come back after 2 s whatever it says. One in ten closes its connection when a round takes too long. Rounds are
+chat completions; half of the clients get them as streams. The load of 1x is the rate at which the simulator predicts
+that 90 % of the rounds meet their targets.
 
 Printed for each load: goodput (rounds within both targets per second), the P99 TTFT of accepted rounds, requests that
-were refused and how many of them named a time to come back, bytes that the graph wrote to Redis, the longest and the
-P99 answer time of `/metrics` (it is answered on the event loop of the process), the longest queue of a worker, its
-largest published view, the most memory of each kind of process with the limit of its manifest, and lost leases. The
-JSON has the CPU time of each kind of process, too.
+were refused and how many of them had `Retry-After`, other statuses than 200, bytes that the graph wrote to Redis, the
+longest and the P99 answer time of `/metrics` (it is answered on the event loop of the process), the longest queue of a
+worker, its largest published view, the most memory of each kind of process with the limit of its manifest, and lost
+leases. The JSON has the CPU time of each kind of process, too.
 
 With `--simulated` the same sessions are served in virtual time, by the same decisions. Nothing there needs a core, so
 that the difference to the live graph is what the machine costs. All refused clients come back when they are asked to.
@@ -28,15 +28,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
@@ -48,8 +46,11 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.metrics import names
-from ampd.types import GIB, Parallelism, Slo
-from ampd.wire import OVERLOADED, retry_after_s
+from ampd.types import Parallelism, Slo
+from ampd.wire import OVERLOADED
+from benchmarks import plain_http
+from benchmarks.circumstances import circumstances
+from benchmarks.graph_processes import CONTAINER_OF, cpu_s, memory_bytes, memory_limits
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
@@ -64,16 +65,8 @@ ATTEMPTS = 10
 MAX_WAIT = 4.0
 IMPATIENT_S = 2.0
 LEAVES_S = 2.0 * SLO.ttft_s
-_PROCESSES = {
-    "prefill": "prefill",
-    "decode": "decode",
-    "coordinator": "router",
-    "frontend": "dynamo.frontend",
-    "relay": "router.status_relay",
-}
-"""Kind of process -> the argument of its command line that names it."""
-_PAGE_BYTES, _TICKS_PER_S = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
-MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"
+_BROKEN = 0
+"""Instead of the status of a stream that began with 200, and then failed."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -86,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--simulated", action="store_true", help="print the goodput of a simulation, without a graph")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(argv)
+    now = circumstances()
     with tempfile.TemporaryDirectory(prefix="ampd-overload-") as name, EmbeddedRedis() as redis:
         profile = Path(name) / "profile.json"
         profile.write_text(json.dumps(performance_model()), encoding="utf-8")
@@ -100,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with running_graph(flags, _say) as url:
             loads = [float(load) for load in options.loads.split(",")]
             results = asyncio.run(_loads(url, Path(name), redis.url, loads, rate, options))
-    print(json.dumps({"rate": rate, "results": results}, indent=1) if options.json else table(results))
+    print(json.dumps({**now, "rate": rate, "results": results}, indent=1) if options.json else table(results))
     return 0
 
 
@@ -220,14 +214,14 @@ class Clients:
     async def _session(self, seen: Seen) -> None:
         name = f"s{self._seed}-{next(self._names)}"
         rng = random.Random(name)
-        honours = rng.random() < 0.5
+        honours, streams = rng.random() < 0.5, rng.random() < 0.5
         limit_s = LEAVES_S if rng.random() < 0.1 else 600.0
         messages: list[dict[str, str]] = []
         for index in range(ROUNDS):
             letters = rng.choices("abcdefghij", k=NEXT_TOKENS if index else FIRST_TOKENS)
             messages.append({"role": "user", "content": "".join(letters)})
             body = {"model": TINY, "messages": messages, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
-            body["nvext"] = {"extra_fields": ["engine_data"]}
+            body |= {"stream": streams, "nvext": {"extra_fields": ["engine_data"]}}
             try:
                 async with asyncio.timeout(limit_s):
                     reply = await self._round(seen, name, body, honours)
@@ -243,14 +237,16 @@ class Clients:
     async def _round(self, seen: Seen, name: str, body: dict[str, Any], honours: bool) -> dict[str, Any] | None:
         for _ in range(ATTEMPTS):
             began_s = time.monotonic()
-            status, reply = await self._post("/v1/chat/completions", body, {"x-dynamo-session-id": name})
-            seen.statuses[status] += 1
-            if status == OVERLOADED:
-                asked_s = retry_after_s(str(reply.get("message")))
-                seen.named += asked_s is not None
-                await asyncio.sleep(asked_s if honours and asked_s is not None else IMPATIENT_S)
+            sent, headers = json.dumps(body).encode(), {"x-dynamo-session-id": name}
+            answer = await plain_http.request(self._host, self._port, "POST", "/v1/chat/completions", sent, headers)
+            reply = plain_http.chat_of(answer) if answer.status == 200 else None
+            seen.statuses[_BROKEN if answer.status == 200 and reply is None else answer.status] += 1
+            if answer.status == OVERLOADED:
+                seen.named += answer.retry_after_s is not None
+                asked_s = answer.retry_after_s if honours else None
+                await asyncio.sleep(IMPATIENT_S if asked_s is None else asked_s)
                 continue
-            if status != 200:
+            if reply is None:
                 return None
             ttft_s: float = reply["nvext"]["engine_data"]["ampd"]["ttft_s"]
             itl_s = (time.monotonic() - began_s - ttft_s) / (OUTPUT_TOKENS - 1)
@@ -259,32 +255,13 @@ class Clients:
             return reply
         return None
 
-    async def _post(self, path: str, body: Any, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        status, text = await http(self._host, self._port, "POST", path, json.dumps(body).encode(), headers)
-        return status, json.loads(text or b"{}")
-
-
-async def http(
-    host: str, port: int, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-) -> tuple[int, bytes]:
-    """One request over a connection of its own, in a tenth of the time that a general client takes."""
-    lines = [f"{method} {path} HTTP/1.0", f"Host: {host}", "Content-Type: application/json"]
-    lines += [f"Content-Length: {len(body)}", *(f"{name}: {value}" for name, value in (headers or {}).items())]
-    reader, writer = await asyncio.open_connection(host, port, limit=1 << 26)
-    try:
-        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-        head, _, text = (await reader.read(-1)).partition(b"\r\n\r\n")
-        return int(head.split(None, 2)[1]), text
-    finally:
-        writer.close()
-
 
 class Watch:
     """Samples the processes of the graph every second.
 
     Attributes:
         answer_s: seconds that `/metrics` of the coordinator and the workers took.
-        most_bytes: kind of process -> the most memory of one of them.
+        most_bytes: kind of process -> the most memory of it, with others in the same container.
         most_queued: prefills in the queue of one worker.
         most_published: of one worker in Redis, bytes of its view and changes to its queue since.
     """
@@ -318,9 +295,9 @@ class Watch:
                 continue
             host, port = target.split(":")
             began_s = time.monotonic()
-            _, text = await http(host, int(port), "GET", "/metrics")
+            answer = await plain_http.request(host, int(port), "GET", "/metrics")
             self.answer_s.append(time.monotonic() - began_s)
-            for family in text_string_to_metric_families(text.decode()):
+            for family in text_string_to_metric_families(answer.text.decode()):
                 if family.name.startswith(names.PREFIX):
                     for sample in family.samples:
                         totals[sample.name] += sample.value
@@ -340,50 +317,12 @@ class Watch:
             most["queue_changes"] = max(most["queue_changes"], await self._redis.hlen(key))
 
     def _memory(self) -> None:
-        for kind, pid in graph_processes():
-            with suppress(OSError, IndexError):  # it has just ended
-                size = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-                self.most_bytes[kind] = max(self.most_bytes.get(kind, 0), size)
-
-
-def cpu_s() -> dict[str, float]:
-    """Kind of process -> seconds of CPU that all of them used."""
-    used = Counter[str]()
-    for kind, pid in graph_processes():
-        with suppress(OSError, IndexError):
-            ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-            used[kind] += sum(map(int, ticks)) / _TICKS_PER_S
-    return dict(used)
-
-
-def graph_processes() -> Iterator[tuple[str, int]]:
-    """The graph's processes with their kinds."""
-    for pid in _descendants(os.getpid()):
-        with suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-            kind = next((kind for kind, word in _PROCESSES.items() if word in words), None)
-            if kind is not None and "serve" not in words:
-                yield kind, pid
-
-
-def _descendants(pid: int) -> list[int]:
-    """The processes that this one started, and those that they started."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found + [below for child in found for below in _descendants(child)]
-
-
-def memory_limits() -> dict[str, int]:
-    """Kind of process -> the limit of its memory in the manifest."""
-    limits = {}
-    for component in yaml.safe_load(MANIFEST.read_text(encoding="utf-8"))["spec"]["components"]:
-        for container in component["podTemplate"]["spec"]["containers"]:
-            memory = container.get("resources", {}).get("limits", {}).get("memory")
-            if container["name"] == "main" and memory:
-                limits[component["name"]] = int(memory.removesuffix("Gi")) * GIB
-    return limits
+        used = memory_bytes()
+        of_containers = Counter[str]()
+        for kind, size in used.items():
+            of_containers[CONTAINER_OF.get(kind, kind)] += size
+        for kind, size in {**used, **of_containers}.items():
+            self.most_bytes[kind] = max(self.most_bytes.get(kind, 0), size)
 
 
 async def _loads(
@@ -466,9 +405,10 @@ def _quantile(values: Sequence[float], percent: float) -> float | None:
 def table(results: Sequence[dict[str, Any]]) -> str:
     """A row for each load."""
     lines = [
-        "| load | sessions/s | goodput (rounds/s) | accepted | P50 / P99 TTFT (s) | refused | with a time "
-        "| longest queue | largest view (kB) | Redis (kB/s) | /metrics P99 / max (ms) | leases lost | left over |",
-        "| --- " * 13 + "|",
+        "| load | sessions/s | goodput (rounds/s) | accepted | P50 / P99 TTFT (s) | refused | with `Retry-After` "
+        "| other statuses | longest queue | largest view (kB) | Redis (kB/s) | /metrics P99 / max (ms) | leases lost "
+        "| left over |",
+        "| --- " * 14 + "|",
     ]
     for row in results:
         named, p50_s, p99_s = row["refused_with_time"], row["ttft_p50_s"] or 0.0, row["ttft_p99_s"] or 0.0
@@ -480,6 +420,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
             f"{p50_s:.2f} / {p99_s:.2f}",
             f"{row['refused_share']:.0%}",
             "-" if named is None else f"{named:.0%}",
+            _others(row["statuses"]),
             f"{row['most_queued']:.0f}",
             f"{row['most_published']['view_bytes'] / 1e3:.1f}",
             f"{row['redis_bytes_per_s'] / 1e3:.0f}",
@@ -490,10 +431,20 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| process | " + " | ".join(f"{row['load']:g}x (MiB)" for row in results) + " | limit (MiB) |"]
     lines.append("| --- " * (len(results) + 2) + "|")
-    for kind, limit in memory_limits().items():
+    limits = {kind: f"{limit >> 20}" for kind, limit in memory_limits().items()}
+    for kind, limit in {**limits, **{kind: f"in that of the {of}" for kind, of in CONTAINER_OF.items()}}.items():
         most = [f"{row['most_bytes'].get(kind, 0) / (1 << 20):.0f}" for row in results]
-        lines.append(f"| {kind} | " + " | ".join(most) + f" | {limit / (1 << 20):.0f} |")
+        lines.append(f"| {kind} | " + " | ".join(most) + f" | {limit} |")
     return "\n".join(lines)
+
+
+def _others(statuses: Mapping[int, int]) -> str:
+    """How often there were other statuses than 200 and 429."""
+    names = {_BROKEN: "broken stream"}
+    found = [
+        f"{names.get(status, status)}: {times}" for status, times in statuses.items() if status not in (200, OVERLOADED)
+    ]
+    return ", ".join(found) or "-"
 
 
 def _say(line: str) -> None:

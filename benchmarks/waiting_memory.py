@@ -32,7 +32,8 @@ import yaml
 from ampd.cli.serve.running import running_graph
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from benchmarks.overload import MANIFEST, graph_processes, memory_limits, performance_model
+from benchmarks.graph_processes import CONTAINER_OF, MANIFEST, graph_processes, memory_limits
+from benchmarks.overload import performance_model
 from router.settings import CoordinatorSettings
 
 _CONTEXT = 131_072
@@ -138,6 +139,7 @@ def rows(counts: Sequence[int], seen: Sequence[dict[str, int]]) -> list[dict[str
                 "rounds": held,
                 "with_all_mib": (idle + held * per_round) / _MIB,
                 "limit_mib": limits[kind] / _MIB if kind in limits else None,
+                "container": CONTAINER_OF.get(kind, kind),
             }
         )
     return found
@@ -148,7 +150,7 @@ def table(result: dict[str, Any]) -> str:
     lines = ["| process | without rounds (MiB) | per waiting round (MiB) | rounds | with all (MiB) | limit (MiB) |"]
     lines.append("| --- " * 6 + "|")
     for row in result["rows"]:
-        limit = f"{row['limit_mib']:,.0f}" if row["limit_mib"] else "-"
+        limit = f"{row['limit_mib']:,.0f}" if row["limit_mib"] else f"in that of the {row['container']}"
         cells = (row["kind"], f"{row['idle_mib']:,.0f}", f"{row['per_round_mib']:.2f}", f"{row['rounds']:,}")
         lines.append(f"| {' | '.join(cells)} | {row['with_all_mib']:,.0f} | {limit} |")
     lines.append(f"\n{result['tokens']:,} tokens per prompt; load {os.getloadavg()[0]:.1f}")

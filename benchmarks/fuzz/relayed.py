@@ -22,6 +22,7 @@ from ampd.wire import Refused, refusal_comment, retry_after_s, with_retry_after
 from benchmarks.fuzz.http_answers import pieces
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
+from router.status_relay.api_paths import CHATS, COMPLETIONS, MESSAGES, RESPONSES
 from router.status_relay.relay import Relay
 
 _LOOPBACK = "127.0.0.1"
@@ -32,6 +33,8 @@ _REQUESTS = (
     b"POST /v1/chat/completions?a=%2Fb HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nx-session-relay: 0\r\n\r\n{}",
     b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close, x-tenant-id\r\nx-tenant-id: acme\r\n\r\n",
     b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+    b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}\r\n"
+    + 35 * b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n",
 )
 _TARGETS = ("*", "http://example.com/x", "@example.com/", ":1/", "//example.com/", "/%zz", "/\u00e9", "/ x", "/a#b?c")
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -40,6 +43,8 @@ _UNEXPLAINED = (
     b"event: response.in_progress\ndata: {}\n\nevent: response.failed\ndata: {}\n\n",
     b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n\r\n"
     b'{"message": "Failed to fold completions stream for 7", "code": 500}',
+    b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n\r\n"
+    b'{"message": "Failed to parse chat completion response", "code": 500}',
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: message_start\ndata: {}\n\n"
     b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"An internal error"}}\n\n',
     b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n\r\n"
@@ -267,7 +272,7 @@ def _unexplained(rng: random.Random) -> _Unexplained:
     answer = rng.choice(_UNEXPLAINED)
     answer = changed_bytes(rng, answer) if rng.random() < 0.5 else answer
     body = changed_json(rng, {"model": "m", "prompt": "x", "input": "x", "stream": rng.random() < 0.5})
-    return _Unexplained(rng.choice(("/v1/responses", "/v1/completions", "/v1/messages")), body, pieces(rng, answer))
+    return _Unexplained(rng.choice((RESPONSES, COMPLETIONS, MESSAGES, CHATS)), body, pieces(rng, answer))
 
 
 def _request(rng: random.Random) -> bytes:

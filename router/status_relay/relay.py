@@ -44,6 +44,7 @@ from router.status_relay.long_prompt import as_completion, may_be_too_long, too_
 from router.status_relay.second_question import (
     PATIENCE_S,
     error_message,
+    is_reason,
     is_unexplained,
     mark_of_second,
     other_form,
@@ -211,7 +212,8 @@ class Relay:
         question = mark_of_second(request.path, mark)
         headers = marked(request.headers, question)
         form = partial(other_form, request.path)
-        return await self._ask(url, headers, kept, form, lambda answer: refusal_in_answer(answer, question))
+        refused = await self._ask(url, headers, kept, form, lambda answer: refusal_in_answer(answer, question))
+        return refused if refused and is_reason(request.path, refused) else None
 
     async def _too_long(self, request: web.Request, kept: KeptBody | None, mark: RelayMark) -> Refused | None:
         """Ask whether the prompt of `/v1/messages` is too long."""

@@ -67,6 +67,15 @@ async def refusal_in_answer(answer: aiohttp.ClientResponse, mark: RelayMark) -> 
     return _refused(answer.status, await answer.read()) if answer.status >= HTTPStatus.BAD_REQUEST else None
 
 
+def is_reason(path: str, refused: Refused) -> bool:
+    """Whether the refusal in a second answer can be why the first one failed.
+
+    A chat without a reason had begun its output, and no overload ends such a round. So 429 says that no coordinator
+    knows a reason: Dynamo itself could not read the output.
+    """
+    return path != CHATS or refused.status != _OVERLOADED
+
+
 def error_message(body: bytes) -> str | None:
     """The message in the body of an error, in the form of either API."""
     with suppress(ValueError, RecursionError):

@@ -22,7 +22,7 @@ from tests.router.status_relay.serving import client_of_relay, serving
 FULL = Refused(429, with_retry_after("the queue is full", 7.2))
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
 
-REFUSED = f"event: refusal\n: {refusal_comment(FULL)}\n\n".encode()
+LOST = Refused(503, with_retry_after("its worker was lost", 7.2))
 UNEXPLAINED = {"message": "Failed to fold completions stream for 7", "code": 500}
 CHATS = "/v1/chat/completions"
 UNEXPLAINED_CHAT = {"message": "Failed to parse chat completion response", "code": 500}
@@ -36,6 +36,7 @@ class Frontend:
     def __init__(self) -> None:
         self.events: tuple[bytes, ...] = EVENTS
         self.second_status = FULL.status
+        self.refusal = FULL
         self.accepted = EVENTS[0]
         self.second_hangs = False
         self.too_large = b""
@@ -82,7 +83,8 @@ class Frontend:
             return web.json_response({"message": FULL.message}, status=self.second_status)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(REFUSED if self.second_status == FULL.status else self.accepted)
+        refused = f"event: refusal\n: {refusal_comment(self.refusal)}\n\n".encode()
+        await response.write(refused if self.second_status == FULL.status else self.accepted)
         if self.second_hangs:
             await asyncio.Event().wait()
         return response
@@ -342,15 +344,22 @@ async def test_a_request_to_another_server_is_refused() -> None:
 async def test_a_refusal_without_a_reason_is_asked_for_in_the_other_form(path: str, body: dict[str, object]) -> None:
     async with relayed() as (frontend, client):
         frontend.events = FAILED
+        reason = frontend.refusal = LOST if path == CHATS else FULL
         async with client.post(path, json={**body, "model": "m"}, headers={"x-dynamo-session-id": "s"}) as answer:
-            assert (answer.status, answer.headers["retry-after"]) == (429, "8")
-            assert (await answer.json())["message"] == FULL.message
+            assert (answer.status, answer.headers["retry-after"]) == (reason.status, "8")
+            assert (await answer.json())["message"] == reason.message
         (_, _, _, first), (_, second_path, headers, second) = frontend.asked
         assert second_path == path
         assert headers["x-dynamo-session-id"] == "s"
         assert RELAY_HEADER in {name.lower() for name in headers}
         assert json.loads(second) == {"model": "m", "stream": "stream" not in body}
         assert json.loads(first) == {"model": "m", **body}
+
+
+async def test_an_overload_is_no_reason_of_a_chat_that_had_begun() -> None:
+    """No coordinator knows why it failed: Dynamo itself could not read the output."""
+    async with relayed() as (_, client), client.post(CHATS, json={"model": "m"}) as answer:
+        assert (answer.status, await answer.json()) == (500, UNEXPLAINED_CHAT)
 
 
 async def test_a_second_question_is_hardly_longer_than_the_first() -> None:
