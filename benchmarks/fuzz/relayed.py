@@ -37,6 +37,8 @@ _REQUESTS = (
     + 35 * b"GET /v1/models HTTP/1.1\r\nHost: a\r\n\r\n",
 )
 _TARGETS = ("*", "http://example.com/x", "@example.com/", ":1/", "//example.com/", "/%zz", "/\u00e9", "/ x", "/a#b?c")
+_STATUSES = (b"200", b"400", b"404", b"405", b"413", b"417", b"431", b"501", b"503")
+"""Of answers to changed requests."""
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 _UNEXPLAINED = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: response.created\ndata: {}\n\n"
@@ -207,7 +209,7 @@ class FuzzedRelay:
             answer = await reader.read()
             if answer:
                 assert answer.startswith(b"HTTP/1.")
-                assert answer.split(b" ", 2)[1] in (b"200", b"400", b"405", b"413", b"417", b"431", b"501", b"503")
+                assert answer.split(b" ", 2)[1] in _STATUSES
         except ConnectionError:
             pass
         finally:
