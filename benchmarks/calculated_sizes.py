@@ -81,7 +81,7 @@ class Needs:
         following: share of each coordinator's core for the publications of all workers.
         deciding: of all coordinators together, for decisions.
         coordinators, grouped_coordinators: how many, without and with `--stream-tokens 4`; None: no number is enough.
-        shares: of the time of all coordinators without it, by what they do.
+        shares: of the time of all coordinators without `--stream-tokens`, by kind of work. Empty: no number is enough.
     """
 
     rounds_per_s: float

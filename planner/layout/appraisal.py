@@ -236,9 +236,8 @@ class Appraiser:
 
     def appraised(self, layout: Layout) -> Appraised:
         """The figures that are known. At least one short trial at the rate is made, even if no time is left."""
-        known = self._known_checks(layout)
-        if not known or known[0].result is None:
-            known = [self._trials.make(self._least(layout))]
+        missing = self._missing(layout)
+        known = self._known_checks(layout) if missing is None else [self._trials.make(missing)]
         assert known[0].result is not None
         rates = {rate: self._trials.known(self._task(layout, rate, 0)) for rate in self._rates.get(layout, {})}
         curve = [(rate, trial) for rate, trial in sorted(rates.items()) if trial is not None]
@@ -253,12 +252,15 @@ class Appraiser:
         )
 
     def least_steps(self, layout: Layout) -> Steps:
-        """The one short trial that `appraised` would make."""
-        known = self._known_checks(layout)
-        if not known or known[0].result is None:
-            yield [self._least(layout)]
+        """The short trial that `appraised` would make."""
+        if (missing := self._missing(layout)) is not None:
+            yield [missing]
 
-    def _least(self, layout: Layout) -> TrialTask:
+    def _missing(self, layout: Layout) -> TrialTask | None:
+        """The short trial at the rate that a layout without a check needs."""
+        known = self._known_checks(layout)
+        if known and known[0].result is not None:
+            return None
         return TrialTask(layout, self.rate, SHORT, self._case.options.seed, None, True)
 
     def attainments(self, layout: Layout) -> list[float]:
