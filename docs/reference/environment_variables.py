@@ -243,13 +243,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         "[SGLang](https://docs.sglang.io/platforms/cpu_server.html)",
     ),
     Variable(
-        ("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK",),
-        "SGLang",
-        "`0`, set by SGLang workers without GPU unless it is set: their ranks share memory, so SGLang's comparison of "
-        "the free memory of ranks may fail while other processes end.",
-        "`sglang.srt.environ`",
-    ),
-    Variable(
         ("HF_HUB_OFFLINE", "HF_TOKEN"),
         "Hugging Face",
         "The first is `1` in every process that `ampd serve` or the manifests start, because models are folders and "

@@ -126,10 +126,15 @@ def delay_loads(longest_s: float) -> None:
     patched._copy = copy_late
 
 
-def free_memory() -> None:
-    """Let SGLang find more free memory each time it looks, as if other processes ended meanwhile."""
-    from sglang.srt.utils import common
+def change_memory(factor: float) -> None:
+    """Let SGLang find this many times as much free memory each time it looks, because of other processes."""
+    import psutil
 
-    looks = count(1)
-    measured = common.get_free_cpu_memory
-    common.get_free_cpu_memory = lambda: next(looks) * measured()
+    looks = count()
+    measured = psutil.virtual_memory
+
+    def changed() -> Any:
+        memory = measured()
+        return memory._replace(available=int(factor ** next(looks) * memory.available))
+
+    psutil.virtual_memory = changed

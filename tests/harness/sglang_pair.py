@@ -42,7 +42,6 @@ def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
         device=Device(DEVICE),
         engine_args=os.environ.get("AMPD_TEST_ENGINE_ARGS", "{}"),
         max_total_tokens=POOL_TOKENS,
-        mem_fraction=0.5,  # SGLang refuses to start where other programs take memory meanwhile
         kv_store_gib=STORE_GIB,
         kv_checksums="all",
         tp=tp,

@@ -171,7 +171,7 @@ class SglangEngine:
             await warmed_up(self, self._lost)
             self._take_signals_back()
         except BaseException as error:
-            # A rank that refuses its KV ends, and SGLang only reports that it has ended.
+            # SGLang only reports that a rank has ended. The rank has told the reason.
             reason = kv.store.refusal or one_line_of(error)
             await self.stop()
             if isinstance(error, Exception) and not isinstance(error, EngineError):
@@ -233,8 +233,6 @@ class SglangEngine:
         on_gpu = choose_gpu(self._settings.device, self._settings.tp)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-            # Ranks on a CPU share its memory. SGLang compares what each finds free, but at different times.
-            os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "0")
         from workers.engines.sglang_launch import engine_class  # imports SGLang
 
         # It reports every handler that is not its own as an error.

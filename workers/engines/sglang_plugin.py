@@ -1,8 +1,9 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
 Grammars with bounded costs, the digests of pages where SGLang's extension for them cannot be built, and where the
-ranks' store listens. On machines without a GPU also the rotary embedding and what several ranks need: groups without
-NCCL, cores for each rank, replicated KV heads.
+ranks' store listens. A rank that does not start tells the worker why. On machines without a GPU also the rotary
+embedding, a size of the memory that does not change, and what several ranks need: groups without NCCL, cores for each
+rank, replicated KV heads.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+from ampd.errors import one_line_of
 from workers.engines import page_digests
 from workers.engines.loopback_store import on_loopback
 
@@ -42,7 +44,9 @@ def register() -> None:
     HookRegistry.register(grammars, BoundedBackend, HookType.REPLACE)
     HookRegistry.register(digests, native_or_hashlib if on_gpu else with_hashlib, HookType.AROUND)
     HookRegistry.register("torch.distributed.rendezvous._create_c10d_store", on_loopback, HookType.AROUND)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", tell_failure, HookType.AROUND)
     if not on_gpu:
+        HookRegistry.register("sglang.srt.utils.common.get_free_cpu_memory", memory_bytes, HookType.AROUND)
         rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"
         HookRegistry.register(rotary, with_torch_rotary, HookType.AROUND)
         group = "sglang.srt.distributed.parallel_state.GroupCoordinator.__init__"
@@ -67,6 +71,35 @@ def native_or_hashlib(load: Any) -> Any:
         reason = error.__cause__ or error
         log.warning("digests of pages use hashlib because SGLang's extension was not built: %s", reason)
         return page_digests
+
+
+def tell_failure(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tell the worker why a rank does not start: by itself SGLang only reports that the rank has ended."""
+    from sglang.srt.runtime_context import get_parallel
+
+    from workers.kv.rank_process.rank_link import refuse
+
+    try:
+        return original(scheduler, server_args, *args, **kwargs)
+    except Exception as error:
+        rank = get_parallel().tp_rank
+        linker = server_args.unified_cache_external_linker_config["linker_extra_config"]
+        refuse(linker["control"][rank], rank, one_line_of(error))
+        raise
+
+
+def memory_bytes(_free: Any) -> int:
+    """The machine's memory, or the container's if that is less: what SGLang takes for free memory on a CPU.
+
+    SGLang looks several times while an engine starts. It refuses to start if less and less memory is free, and each
+    rank looks at another time. But the ranks, other engines and the page cache use the same memory meanwhile.
+    """
+    import psutil
+    from sglang.srt.utils.common import get_instance_memory_status
+
+    limit = get_instance_memory_status("/sys/fs/cgroup/memory.max")
+    total = int(psutil.virtual_memory().total)
+    return total if limit is None else min(total, limit)
 
 
 def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> None:

@@ -54,7 +54,11 @@ class SglangSettings(Settings):
         "auto", description="Data type of weights and KV: auto (the model's own), float32, bfloat16, ..."
     )
     mem_fraction: float | None = Field(
-        None, gt=0, lt=1, description="Part of the GPU's memory for weights and KV; default: SGLang's own choice."
+        None,
+        gt=0,
+        lt=1,
+        description="Part of the GPU's memory for weights and KV, or of the machine's without a GPU; default: SGLang's "
+        "own choice, 0.2 without a GPU.",
     )
     max_total_tokens: int | None = Field(
         None, ge=1, description="KV memory in tokens; default: what fits on a GPU, 65536 on the CPU."
@@ -97,9 +101,9 @@ _CPU_ARGUMENTS: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "disable_cuda_graph": True,
     "disable_overlap_schedule": True,
-    "mem_fraction_static": 0.2,
     "sleep_on_idle": True,
 }
+_CPU_MEM_FRACTION = 0.2
 
 
 def choose_gpu(device: Device, tp: int) -> bool:
@@ -162,7 +166,7 @@ def engine_arguments(
         "page_size": settings.page_size,
         "context_length": settings.max_context_tokens,
         "max_total_tokens": settings.max_total_tokens if on_gpu else settings.max_total_tokens or _CPU_TOKENS,
-        "mem_fraction_static": settings.mem_fraction,
+        "mem_fraction_static": settings.mem_fraction if on_gpu else settings.mem_fraction or _CPU_MEM_FRACTION,
         "incremental_streaming_output": True,
         "stream_interval": 1,
         "enable_mixed_chunk": shares_passes,

@@ -16,7 +16,7 @@ from ampd.tiny_model import TinyModel, make_tiny_model
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
-from tests.harness.engine_hooks import LateRank, free_memory, in_engine_processes
+from tests.harness.engine_hooks import LateRank, change_memory, in_engine_processes
 from tests.harness.sglang_pair import (
     PAGE,
     TIMEOUT_S,
@@ -140,9 +140,12 @@ async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_
                 await empty(prefill, decode)
 
 
-async def test_memory_that_others_free_while_an_engine_starts_is_no_failure(tmp_path: Path) -> None:
-    """SGLang's check that all GPUs are equally free would refuse it."""
-    with in_engine_processes(free_memory):
+@pytest.mark.parametrize("factor", [2.0, 0.5])
+async def test_memory_that_others_free_or_take_while_an_engine_starts_is_no_failure(
+    tmp_path: Path, factor: float
+) -> None:
+    """SGLang's checks that all GPUs are equally free, and that weights leave room for KV, would refuse it."""
+    with in_engine_processes(change_memory, factor):
         async with engine(tmp_path, kv_heads=2, tp=2) as made:
             assert len((await run(made, "", text(0, 20), NEW)).token_ids) == NEW
 

@@ -16,12 +16,11 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
 
-from ampd.errors import one_line_of
 from workers.kv.rank_process.offer_queue import Offered
 from workers.kv.rank_process.page_loader import PageLoader
 from workers.kv.rank_process.pinning import pin
 from workers.kv.rank_process.rank_copies import RankCopies
-from workers.kv.rank_process.rank_link import RankLink, refuse
+from workers.kv.rank_process.rank_link import RankLink
 from workers.kv.rank_process.sglang_fingerprint import engine_fingerprint
 from workers.kv.rank_process.sglang_pools import check_tried, engine_pools
 from workers.kv.rank_process.stream_writer import StreamWriter
@@ -49,16 +48,11 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self.forward_stream = forward_stream
         self.page_size = int(params.page_size)
         rank = _rank(params)
-        address = extra_config["control"][rank]
-        try:
-            model = ModelConfig.from_server_args(server_args)
-            pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
-            if not extra_config["allow_untested"]:
-                pool = params.token_to_kv_pool_allocator.get_kvcache()
-                check_tried(pool, self.page_size, pools.tp, chunk_tokens=model.attention_chunk_size)
-        except ValueError as error:
-            refuse(address, rank, one_line_of(error))
-            raise
+        model = ModelConfig.from_server_args(server_args)
+        pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
+        if not extra_config["allow_untested"]:
+            pool = params.token_to_kv_pool_allocator.get_kvcache()
+            check_tried(pool, self.page_size, pools.tp, chunk_tokens=model.attention_chunk_size)
         # SGLang leaves out the transfers of pools that are not named here.
         self.pools = {PoolName(name): None for name in pools.buffers}
         self.layer_done_counter = LayerWiseLoadCounter(pools.layers)
@@ -71,7 +65,7 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         warnings = pin(store) if self._on_gpu else []
         copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
         writer = StreamWriter(copies, on_gpu=self._on_gpu)
-        self._link = RankLink(address, rank, pools.geometry.to_json(), writer, warnings)
+        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry.to_json(), writer, warnings)
         self._loader = PageLoader(copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu)
 
     # -- loads
