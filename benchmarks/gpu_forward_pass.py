@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -84,6 +85,29 @@ def _cudnn(q: Any, k: Any, v: Any, *, causal: bool) -> tuple[Any, Any]:
 ATTENTIONS: dict[str, Attention] = {"flash": flash, "cudnn": cudnn}
 
 
+@dataclass(frozen=True)
+class Part:
+    """Sequences of a pass, each with so many new tokens behind a history of so many.
+
+    Attributes:
+        first_kv_token: where their KV begins in the memory.
+    """
+
+    sequences: int
+    new: int
+    history: int
+    attention: Attention
+    first_kv_token: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.new
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.sequences * (self.history + self.new)
+
+
 class Rank:
     """The weights of one rank, and memory for KV.
 
@@ -116,20 +140,25 @@ class Rank:
         self.kv = torch.zeros(shape.layers, 2, kv_tokens * self.kv_heads * dim, dtype=BF16, device=DEVICE)
         self.kv.normal_()
 
-    def forward(self, tokens: Any, history: int, attention: Attention) -> Any:
-        """Logits of the last token of each sequence. `tokens`: [sequence, new]."""
+    def forward(self, tokens: Any, parts: Sequence[Part]) -> Any:
+        """The next token of each sequence, by its logits.
+
+        Args:
+            tokens: [all new tokens], part by part and sequence by sequence.
+            parts: each has its own KV. They share everything but the attention.
+        """
         count = tokens.numel()
-        x = self.embedding[tokens.view(-1)]
+        x = self.embedding[tokens]
         residual, normed = torch.empty_like(x), torch.empty_like(x)
         self._add_norm(x, residual, normed, first=True)
         for layer, (qkv, out, up, down) in enumerate(self.layers):
-            attended = self._attend(layer, normed @ qkv.T, tokens.shape, history, attention)
-            self._add_norm(attended.reshape(count, -1) @ out.T, residual, normed)
+            self._add_norm(self._attend(layer, normed @ qkv.T, parts) @ out.T, residual, normed)
             gated = torch.empty(count, self.inner, dtype=BF16, device=DEVICE)
             _silu_mul[(count, triton.cdiv(self.inner, 1024))](normed @ up.T, gated, self.inner, 1024)
             self._add_norm(gated @ down.T, residual, normed)
-        last = normed.view(*tokens.shape, -1)[:, -1]
-        return (last @ self.output.T).argmax(-1)
+        rows = normed.split([part.tokens for part in parts])
+        lasts = [each.view(part.sequences, part.new, -1)[:, -1] for each, part in zip(rows, parts, strict=True)]
+        return (torch.cat(lasts) @ self.output.T).argmax(-1)
 
     def inputs(self, batch: int, new: int, context: int) -> tuple[Any, Any, Any]:
         """Random q, k and v of one layer, as `Attention` takes them."""
@@ -142,16 +171,23 @@ class Rank:
         width = self.shape.hidden
         _add_norm[(x.shape[0],)](x, residual, self.norm, out, width, not first, triton.next_power_of_2(width))
 
-    def _attend(self, layer: int, qkv: Any, size: tuple[int, int], history: int, attention: Attention) -> Any:
-        dim, (batch, new) = self.shape.head_dim, size
-        rotated = self.heads + self.kv_heads
-        _rotate[(qkv.shape[0], rotated)](qkv, self.table, history, qkv.shape[1], dim // 2, int(batch == 1))
-        q, k, v = qkv.view(batch, new, self.vectors, dim).split([self.heads, self.kv_heads, self.kv_heads], dim=2)
-        context = batch * (history + new) * self.kv_heads * dim
-        keys, values = (part[:context].view(batch, history + new, self.kv_heads, dim) for part in self.kv[layer])
+    def _attend(self, layer: int, qkv: Any, parts: Sequence[Part]) -> Any:
+        rows = qkv.split([part.tokens for part in parts])
+        attended = [self._attend_part(layer, mine, part) for mine, part in zip(rows, parts, strict=True)]
+        return attended[0] if len(attended) == 1 else torch.cat(attended)
+
+    def _attend_part(self, layer: int, qkv: Any, part: Part) -> Any:
+        dim, history, context = self.shape.head_dim, part.history, part.history + part.new
+        grid = (qkv.shape[0], self.heads + self.kv_heads)
+        _rotate[grid](qkv, self.table, history, qkv.shape[1], dim // 2, int(part.sequences == 1))
+        split = qkv.view(part.sequences, part.new, self.vectors, dim)
+        q, k, v = split.split([self.heads, self.kv_heads, self.kv_heads], dim=2)
+        width = self.kv_heads * dim
+        memory = slice(part.first_kv_token * width, (part.first_kv_token + part.kv_tokens) * width)
+        keys, values = (kv[memory].view(part.sequences, context, self.kv_heads, dim) for kv in self.kv[layer])
         keys[:, history:].copy_(k)
         values[:, history:].copy_(v)
-        return attention(q, keys, values, history)
+        return part.attention(q, keys, values, history).reshape(part.tokens, -1)
 
 
 def matrix(rows: int, columns: int) -> Any:

@@ -33,7 +33,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import model_shape
 from ampd.perf.roofline import Efficiency, analytic_profile
 from ampd.types import Parallelism
-from benchmarks.gpu_forward_pass import ATTENTIONS, BF16, DEVICE, Rank
+from benchmarks.gpu_forward_pass import ATTENTIONS, BF16, DEVICE, Part, Rank
 from benchmarks.this_gpu import preset
 
 INCREMENTS = (256, 1024, 4096, 8192)
@@ -99,8 +99,9 @@ def points(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator
         if batch * context > room or context > shape.max_context_tokens or time.perf_counter() > deadline_s:
             continue
         best, attention_s = fastest(*rank.inputs(batch, new, context), history)
-        tokens = torch.randint(0, shape.vocabulary, (batch, new), device=DEVICE)
-        measured_s = median_s(as_graph(lambda: rank.forward(tokens, history, ATTENTIONS[best])))  # noqa: B023
+        parts = [Part(batch, new, history, ATTENTIONS[best])]
+        tokens = torch.randint(0, shape.vocabulary, (batch * new,), device=DEVICE)
+        measured_s = median_s(as_graph(lambda: rank.forward(tokens, parts)))  # noqa: B023
         if what == "decode":
             model_s = model.decode_step_s(batch, batch * context, theta)
         else:

@@ -68,6 +68,7 @@ def all_settings() -> list[Setting]:
         Setting("llama-3.1-8b", "h100", "tau-bench-airline", "2xTP1", "2xTP1", 0.3, 0.02),
         Setting("qwen3-32b", "h20", "toolbench", "2xTP2", "2xTP2", 0.35, 0.04),
         Setting("mixtral-8x7b", "h20", "dureader", "2xTP4", "2xTP4", 0.3, 0.05),
+        Setting("llama-3.1-70b", "h200", "toolbench-answers", "2xTP2", "2xTP2", 3.0, 0.06),
         Setting("qwen3-32b", "h20", "gaia", "2xTP4", "2xTP4", 1.0, 0.035),
     ]
     two = [*real_settings(), *(setting for setting in paper_settings() if setting.trace != "gaia")]

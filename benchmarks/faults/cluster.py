@@ -8,7 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
@@ -22,10 +22,10 @@ from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.checks import check_watches
 from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
-from ampd.cli.serve.metrics import free_ports
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.errors import UserError
 from ampd.fork_server import ForkedProcess, ForkServer
+from ampd.reserved_ports import reserved_ports
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import TinyModel, tiny_model_path
@@ -235,6 +235,7 @@ class LiveGraph:
         self.model = self.worker_model = kind.model or tiny_model_path()
         self._server = server
         self._numbers: Iterator[int] = count()
+        self._ports = ExitStack()
         self._perf = folder / "performance.json"
         self._perf.write_text(json.dumps(performance_model()))
         self._environment = {
@@ -256,7 +257,7 @@ class LiveGraph:
         model = model or (self.worker_model if kind in WORKER_KINDS else self.model)
         name = f"{kind}-{next(self._numbers)}"
         control = self.folder / f"{name}.sock"
-        port = free_ports("127.0.0.1", 1)[0] if kind == "frontend" else 0
+        port = self._ports.enter_context(reserved_ports("127.0.0.1", 1))[0] if kind == "frontend" else 0
         environment = {**self._environment, SOCKET_VARIABLE: str(control)}
         if kind == "frontend":
             limit_mb = body_limit_mb(TinyModel().max_context_tokens)
@@ -415,6 +416,7 @@ class LiveGraph:
         for member in self.members:
             if member.is_running:
                 member.signal(signal.SIGKILL)
+        self._ports.close()
 
 
 async def _until_room(processes: int) -> None:

@@ -8,14 +8,13 @@ import logging
 import os
 import resource
 import signal
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from ampd.child_process import tied_to_parent
 from ampd.errors import UserError, guarded
 from ampd.process_exit import exit_now
+from ampd.reserved_ports import reserved_ports
 from ampd.telemetry.logs import configure_logging
 
 PROG = "python -m router.status_relay"
@@ -62,7 +61,7 @@ def _allow_many_connections() -> None:
 
 async def _serve(host: str, port: int, frontend_flags: Sequence[str]) -> int:
     """Run both. Returns the exit code of the frontend."""
-    with _reserved_port() as inner_port:
+    with reserved_ports(_LOOPBACK, 1) as (inner_port,):
         frontend = await _start(["--http-host", _LOOPBACK, "--http-port", str(inner_port), *frontend_flags])
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _terminate, frontend)
@@ -110,18 +109,6 @@ async def _relay_until_ended(frontend: asyncio.subprocess.Process, upstream: str
         logging.getLogger(__name__).error("%s was ended by a signal: %s", _FRONTEND, signal.strsignal(-code))
         return 128 - code
     return code
-
-
-@contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A free port that only a server which shares addresses can take, as the frontend does.
-
-    Without the reservation the kernel could give it to a connection while the frontend starts.
-    """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((_LOOPBACK, 0))
-        yield int(holder.getsockname()[1])
 
 
 if __name__ == "__main__":

@@ -22,9 +22,9 @@ import httpx
 
 from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
-from ampd.cli.serve.metrics import free_ports
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.fork_server import ForkServer
+from ampd.reserved_ports import reserved_ports
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
@@ -56,6 +56,7 @@ SHORT_LEASE = ("--lease-s", "4")
 """For processes whose loss is found by their lease."""
 
 _PROCESSES = 5
+_PORTS = 6
 """Processes that most graphs have at a time."""
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -129,6 +130,7 @@ class Graph:
         namespace: of Dynamo and of the shared state.
         port: of the frontend.
         environment: what every process gets, beside that of the tests.
+        ports: for further frontends.
         processes: worker id -> name, of the workers that `new_worker` started.
     """
 
@@ -138,6 +140,7 @@ class Graph:
     port: int
     supervisor: Supervisor
     environment: dict[str, str]
+    ports: Iterator[int]
     numbers: Iterator[int] = field(default_factory=count)
     processes: dict[str, str] = field(default_factory=dict)
 
@@ -198,7 +201,7 @@ class Graph:
 
     def start_status_relay(self) -> str:
         """Another frontend, behind the status relay; returns its URL."""
-        (port,) = free_ports("127.0.0.1", 1)
+        port = next(self.ports)
         frontend = Frontend("127.0.0.1", port, self.namespace)
         self.supervisor.start(frontend.process(f"relay-{next(self.numbers)}", self.environment))
         return f"http://127.0.0.1:{port}"
@@ -320,10 +323,10 @@ async def events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 def empty_graph(folder: Path, redis_url: str, server: ForkServer) -> Iterator[Graph]:
     """A graph without processes; those that are started in it end with the block."""
     wait_for_watches(_PROCESSES)
-    (port,) = free_ports("127.0.0.1", 1)
     supervisor = Supervisor(folder, server.start)
-    try:
-        environment = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "warn"}
-        yield Graph(folder, redis_url, f"t{uuid4().hex[:8]}", port, supervisor, environment)
-    finally:
-        supervisor.stop()
+    environment = {**dynamo_environment(folder / "discovery"), "DYN_LOG": "warn"}
+    with reserved_ports("127.0.0.1", _PORTS) as ports:
+        try:
+            yield Graph(folder, redis_url, f"t{uuid4().hex[:8]}", ports[0], supervisor, environment, iter(ports[1:]))
+        finally:
+            supervisor.stop()

@@ -15,8 +15,8 @@ from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
 
 from ampd.child_process import tied_to_parent
-from ampd.cli.serve.metrics import free_ports
 from ampd.state.embedded import redis_server_path
+from tests.harness.ports import free_ports
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import until
 
@@ -97,7 +97,7 @@ class Sentinels:
     def _start(self, folder: Path, stack: ExitStack) -> int:
         folder.mkdir()
         for _ in range(_PORTS_TRIED):
-            port = self._start_on(*free_ports("127.0.0.1", 1), folder, stack)
+            port = self._start_on(*free_ports(1), folder, stack)
             if port is not None:
                 return port
         raise RuntimeError(f"no Sentinel started: {self.log()}")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
-from ampd.cli.serve.metrics import free_ports
 from ampd.state.embedded import EmbeddedRedis
+from tests.harness.ports import free_ports
 
 
 class TcpRedis(EmbeddedRedis):
@@ -16,7 +16,7 @@ class TcpRedis(EmbeddedRedis):
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
         # Outside of the range from which the kernel gives ports away, so that it is still free when the server starts.
-        (self.port,) = free_ports("127.0.0.1", 1)
+        (self.port,) = free_ports(1)
         self.tcp_url = f"redis://127.0.0.1:{self.port}/0"
         super().__init__(["--port", str(self.port), "--bind", "127.0.0.1", *arguments])
         self._reservation = ExitStack()

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.serve.metrics import free_ports
 from ampd.tiny_model import tiny_model_path
+from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_no_part_of_a_password_is_shown(flag: str, password: str) -> None:
 
 
 def test_redis_url_that_nothing_listens_on_is_refused() -> None:
-    (port,) = free_ports("127.0.0.1", 1)
+    (port,) = free_ports(1)
     line = _refusal(_ampd("serve", "--engine", "modelled", "--state-url", f"redis://127.0.0.1:{port}/0"))
     assert str(port) in line
 

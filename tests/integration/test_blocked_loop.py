@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from ampd.cli.serve.liveness import LivenessProbe
-from ampd.cli.serve.metrics import free_ports, system_environment, system_url
+from ampd.cli.serve.metrics import system_environment, system_url
 from ampd.telemetry.metrics.system import LIVENESS_PATH
 from tests.harness.graph import Graph, completion, profile
+from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
@@ -23,7 +24,7 @@ DEADLY_TOKENS = 500
 
 @pytest.mark.parametrize("blocked", ["coordinator", "worker"])
 async def test_the_probe_notices_a_blocked_loop_and_dynamos_live_does_not(graph: Graph, blocked: str) -> None:
-    coordinator_port, worker_port = free_ports(HOST, 2)
+    coordinator_port, worker_port = free_ports(2)
     urls = {"coordinator": system_url(HOST, coordinator_port), "worker": system_url(HOST, worker_port)}
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
     graph.environment |= {"AMPD_POLICY_MODULES": "tests.harness.hanging_policies"}

@@ -16,12 +16,13 @@ import pytest_asyncio
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from ampd.cli.serve.metrics import free_ports, system_environment
+from ampd.cli.serve.metrics import system_environment
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from ampd.tiny_model import tiny_model_path
 from router.request import MAX_SESSION_ID_CHARS
 from tests.harness.graph import HELLO, SHORT_LEASE, Graph, chat, completion, profile, record, session
+from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -68,7 +69,7 @@ class Site:
 
     def with_port(self, start: Callable[[], str]) -> str:
         """Start a process that has a system port; its name."""
-        (port,) = free_ports(HOST, 1)
+        (port,) = free_ports(1)
         self.graph.environment |= system_environment(HOST, port)
         name = start()
         self.ports[name] = port
@@ -305,7 +306,7 @@ async def test_a_lost_worker_its_session_and_a_read_from_it(client: httpx.AsyncC
 
 
 async def test_a_port_that_is_taken_costs_the_metrics_and_nothing_else(client: httpx.AsyncClient, site: Site) -> None:
-    with socket.create_server((HOST, free_ports(HOST, 1)[0])) as taken:
+    with socket.create_server((HOST, free_ports(1)[0])) as taken:
         port = taken.getsockname()[1]
         site.graph.environment |= system_environment(HOST, port)
         name = site.graph.processes[await site.graph.new_worker("decode", site.perf)]

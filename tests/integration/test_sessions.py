@@ -10,9 +10,10 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.cli.serve.metrics import free_ports, system_environment, system_url
+from ampd.cli.serve.metrics import system_environment, system_url
 from ampd.session_key import session_key
 from tests.harness.graph import Graph, chat, profile, session
+from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -60,7 +61,7 @@ class Site:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(graph: Graph) -> AsyncIterator[Site]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
-    (port,) = free_ports(HOST, 1)
+    (port,) = free_ports(1)
     graph.environment |= system_environment(HOST, port)
     coordinator = graph.start_coordinator("always-remote")
     graph.environment |= system_environment(HOST, None)

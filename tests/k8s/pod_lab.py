@@ -14,7 +14,6 @@ What Kubernetes itself does is replaced, and nothing else; this is the whole lis
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -26,13 +25,11 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 from ampd.cli.serve.processes import ProcessSpec, Supervisor
+from ampd.reserved_ports import reserved_ports
 from ampd.state.embedded import redis_server_path
 from tests.harness.graph import pids
 from tests.k8s.pods import Pod, command_line, environment, pods, secret_value
 from tests.k8s.rendering import Document, named
-
-# Dynamo reads its system port as a signed 16-bit number.
-_HIGHEST_PORT = 32767
 
 
 @dataclass
@@ -61,18 +58,19 @@ class PodLab:
         self._documents = documents
         self._folder = folder
         self._supervisor = Supervisor(folder)
-        self._taken: set[int] = set()
-        self.running: list[Running] = [
-            Running(f"{pod.name}-{number}", pod, folder / f"{pod.name}-{number}", self._free_ports(pod))
-            for pod in pods(documents)
-            for number in range(pod.replicas)
-        ]
+        self._stack = contextlib.ExitStack()
+        self.running: list[Running] = []
 
     def __enter__(self) -> "PodLab":
+        for pod in pods(self._documents):
+            for number in range(pod.replicas):
+                name = f"{pod.name}-{number}"
+                self.running.append(Running(name, pod, self._folder / name, self._ports(pod)))
+        self._stack.callback(self._supervisor.stop)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._supervisor.stop()
+        self._stack.close()
 
     def of(self, component: str) -> list[Running]:
         """The replicas of a component."""
@@ -193,14 +191,6 @@ class PodLab:
         except (HTTPError, URLError, OSError):
             return False
 
-    def _free_ports(self, pod: Pod) -> dict[str, int]:
-        return {port["name"]: self._free_port() for port in pod.main.get("ports", [])}
-
-    def _free_port(self) -> int:
-        for port in range(20000 + os.getpid() % 5000, _HIGHEST_PORT):
-            if port not in self._taken:
-                with contextlib.suppress(OSError), socket.socket() as probe:
-                    probe.bind(("0.0.0.0", port))
-                    self._taken.add(port)
-                    return port
-        raise AssertionError("no free port")
+    def _ports(self, pod: Pod) -> dict[str, int]:
+        names = [port["name"] for port in pod.main.get("ports", [])]
+        return dict(zip(names, self._stack.enter_context(reserved_ports("0.0.0.0", len(names))), strict=True))

@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from ampd.cli.serve.graph import dynamo_environment
-from ampd.cli.serve.metrics import free_ports
 from ampd.cli.serve.processes import Supervisor
 from ampd.compiled import ROOT, VARIABLE
 from tests.harness.graph import HELLO, Graph, ask, chat, profile, session
+from tests.harness.ports import free_ports
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import PATIENCE_S
 from tools import compile as compiling
@@ -131,7 +131,7 @@ async def test_coordinators_and_workers_of_a_graph_run_compiled(
     copy: Path, tmp_path: Path, redis_server: TcpRedis
 ) -> None:
     """They publish views and read those of the others, which are checked by the annotations of compiled classes."""
-    (port,) = free_ports("127.0.0.1", 1)
+    (port,) = free_ports(1)
     supervisor = Supervisor(tmp_path)
     environment = {"DYN_LOG": "info", "PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1", VARIABLE: "1"}
     environment |= dynamo_environment(tmp_path / "discovery")

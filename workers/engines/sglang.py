@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ampd.errors import one_line_of
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
+from ampd.reserved_ports import reserved_ports
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import reloading_pays
 from ampd.tokenizer_digest import tokenizer_digest
@@ -251,7 +252,9 @@ class SglangEngine:
         try:
             # Allocated first: what an engine that fails to start has opened must be closed as well.
             self._engine = engine.__new__(engine)
-            self._engine.__init__(**arguments)
+            # SGLang would choose a free port itself, which others could take until the first rank listens there.
+            with reserved_ports("127.0.0.1", 1) as (port,):
+                self._engine.__init__(**{"nccl_port": port, **arguments})
         finally:
             self._processes = [child for child in multiprocessing.active_children() if child not in before]
             asyncio.set_event_loop(None)

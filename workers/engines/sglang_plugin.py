@@ -94,11 +94,10 @@ def memory_bytes(_free: Any) -> int:
     SGLang looks several times while an engine starts. It refuses to start if less and less memory is free, and each
     rank looks at another time. But the ranks, other engines and the page cache use the same memory meanwhile.
     """
-    import psutil
     from sglang.srt.utils.common import get_instance_memory_status
 
     limit = get_instance_memory_status("/sys/fs/cgroup/memory.max")
-    total = int(psutil.virtual_memory().total)
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return total if limit is None else min(total, limit)
 
 

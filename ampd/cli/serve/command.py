@@ -20,7 +20,7 @@ from ampd.cli.serve.end_reasons import first_error
 from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_processes
 from ampd.cli.serve.liveness import LivenessProbe
 from ampd.cli.serve.local_graphs import LocalGraph, register
-from ampd.cli.serve.metrics import free_ports, live_urls, system_url, write_targets
+from ampd.cli.serve.metrics import live_urls, system_url, write_targets
 from ampd.cli.serve.processes import Supervisor
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
@@ -29,6 +29,7 @@ from ampd.cli.serve.watch import GraphWatch
 from ampd.errors import UserError
 from ampd.fork_server import ForkServer
 from ampd.model_folder import check_model_folder
+from ampd.reserved_ports import reserved_ports
 from ampd.settings import PREFIX, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
@@ -60,7 +61,12 @@ def run(argv: Sequence[str]) -> int:
     checks.check_replies(settings, model_path)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings)
-    with _state_url(settings) as state_url, tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch:
+    count = len(environments) + settings.coordinators if settings.metrics else 0
+    with (
+        _state_url(settings) as state_url,
+        tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch,
+        reserved_ports(settings.metrics_host, count, "serve without metrics: --no-metrics") as system_ports,
+    ):
         site = GraphSite(
             model_path=model_path,
             model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
@@ -69,9 +75,7 @@ def run(argv: Sequence[str]) -> int:
             discovery_dir=Path(scratch) / "discovery",
             worker_env=tuple(environments),
             body_limit_mb=body_limit_mb(context_length(model_path, None)),
-            system_ports=free_ports(settings.metrics_host, len(environments) + settings.coordinators)
-            if settings.metrics
-            else (),
+            system_ports=system_ports,
         )
         with _log_dir(settings) as log_dir, worker_server(settings.engine, environments, log_dir) as server:
             return asyncio.run(_serve(settings, site, log_dir, server))

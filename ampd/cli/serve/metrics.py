@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
-import socket
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 from ampd.cli.serve.processes import ProcessSpec
-from ampd.errors import RunError
-from ampd.telemetry.metrics.system import HIGHEST_PORT, HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
+from ampd.telemetry.metrics.system import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
 
-_LOWEST_PORT = 20000
-_TRIES = 1000
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Loopback address for a server that listens on all addresses."""
 TARGETS_FILE = "metrics.json"
-
-
-def free_ports(host: str, count: int) -> tuple[int, ...]:
-    """Distinct ports that are free now and that Dynamo can open.
-
-    Raises:
-        RunError: there are not enough.
-    """
-    ports: list[int] = []
-    with ExitStack() as stack:
-        for _ in range(_TRIES):
-            if len(ports) == count:
-                return tuple(ports)
-            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
-            try:
-                probe.bind((host, random.randint(_LOWEST_PORT, HIGHEST_PORT)))
-            except OSError:
-                continue
-            ports.append(probe.getsockname()[1])
-    raise RunError(f"ampd serve: no {count} free ports for metrics on {host}; serve without them: --no-metrics")
 
 
 def system_environment(host: str, port: int | None) -> dict[str, str]:

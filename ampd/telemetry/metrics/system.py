@@ -16,12 +16,11 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.reserved_ports import HIGHEST_PORT
 
 PORT_VARIABLE = "DYN_SYSTEM_PORT"
 HOST_VARIABLE = "DYN_SYSTEM_HOST"
 OFF = -1
-HIGHEST_PORT = 32767
-"""Dynamo reads the port as a signed 16-bit number."""
 
 _LIVENESS_ROUTE = "live"
 LIVENESS_PATH = f"/engine/{_LIVENESS_ROUTE}"

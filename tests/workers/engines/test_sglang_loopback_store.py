@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from ampd.cli.serve.metrics import free_ports
 from tests.harness.listening import is_loopback, listening
+from tests.harness.ports import free_ports
 from workers.engines.loopback_store import on_loopback
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def free_port() -> int:
-    return free_ports("127.0.0.1", 1)[0]
+    return free_ports(1)[0]
 
 
 def addresses_of(port: int) -> list[str]:
