@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
@@ -19,14 +20,31 @@ from benchmarks.policies.contestants import (
 from benchmarks.policies.settings import Setting, paper_settings, real_settings
 from planner.simulator.cluster import parse_groups
 
-OURS_MIXED = replace(OURS_STATIC, label="ours, mixed workers", are_mixed=True)
+
+class Engine(StrEnum):
+    """What the workers' engines do with a decode batch while they prefill."""
+
+    PAUSES = "pauses"
+    """A pass prefills or decodes, as SGLang's do unless they are told otherwise."""
+    SHARES = "shares passes"
+    """One pass does both, or they run beside each other on the GPU."""
+
+
+def on(engine: Engine, contestants: Sequence[Contestant]) -> tuple[Contestant, ...]:
+    """Contestants of ours on this engine."""
+    if engine is Engine.PAUSES:
+        return tuple(contestants)
+    return tuple(replace(each, label=f"{each.label}, shared passes", slicing=_SHARED) for each in contestants)
+
+
+_SHARED = "slack(mixes=true)"
 OURS_FROM_EVEN = (
     OURS_AHEAD,
     replace(OURS, label="ours with predictive roles"),
     OURS_STATIC,
 )
 """Ours as it starts, on the even split. The first one is compared with all others."""
-_OUR_PARTS_ON_SPLITS = (OURS_STATIC, OURS_MIXED)
+_OUR_PARTS_ON_SPLITS = (OURS_STATIC, replace(OURS_STATIC, label="ours, mixed workers", are_mixed=True))
 _OUR_PARTS_COLOCATED = (
     COLOCATED_OURS,
     replace(COLOCATED_OURS, label="co-located ours, least-kv", binding="least-kv"),
@@ -36,8 +54,9 @@ _DURATION_S = 150.0
 _NO_PART = ("always-local", "random remote")
 """Worse than another one by construction: the first leaves prefill workers idle, the second knows no queues."""
 _RIVALS = tuple(each for each in RIVALS if each.label not in _NO_PART and not each.is_fitted)
-RIVALS_ON_SPLITS = tuple(each for each in _RIVALS if not each.is_unsplit)
-RIVALS_UNSPLIT = (
+_SHARING_RIVALS = ("dynaserve", "co-located mixed passes", "duetserve")
+_RIVALS_ON_SPLITS = tuple(each for each in _RIVALS if not each.is_unsplit)
+_RIVALS_UNSPLIT = (
     replace(COLOCATED, label="co-located chunked", slicing="itl-chunks"),
     replace(COLOCATED, label="co-located chunked, shortest first", slicing="itl-chunks", ordering="jct"),
     replace(COLOCATED, label="co-located chunked, kv-router", slicing="itl-chunks", binding="kv-router"),
@@ -89,19 +108,22 @@ def settings_named(only: str | None) -> list[Setting]:
     return chosen
 
 
-def ours(setting: Setting) -> list[Entry]:
+def ours(setting: Setting, engine: Engine) -> list[Entry]:
     """Ours on the even split."""
-    return [Entry(contestant, setting) for contestant in OURS_FROM_EVEN]
+    return _unsplit(on(engine, OURS_FROM_EVEN), setting)
 
 
-def our_parts(setting: Setting) -> list[Entry]:
+def our_parts(setting: Setting, engine: Engine) -> list[Entry]:
     """Every static layout of our own parts, the even split and co-location included."""
-    return [*_unsplit(_OUR_PARTS_COLOCATED, setting), *_on_splits(_OUR_PARTS_ON_SPLITS, setting)]
+    colocated, on_splits = on(engine, _OUR_PARTS_COLOCATED), on(engine, _OUR_PARTS_ON_SPLITS)
+    return [*_unsplit(colocated, setting), *_on_splits(on_splits, setting)]
 
 
-def rivals(setting: Setting) -> list[Entry]:
-    """Every rival on every split of the workers, and those whose workers are all alike."""
-    return [*_unsplit(RIVALS_UNSPLIT, setting), *_on_splits(RIVALS_ON_SPLITS, setting)]
+def rivals(setting: Setting, engine: Engine) -> list[Entry]:
+    """Every rival with this engine on every split of the workers, and those whose workers are all alike."""
+    entries = [*_unsplit(_RIVALS_UNSPLIT, setting), *_on_splits(_RIVALS_ON_SPLITS, setting)]
+    shares = engine is Engine.SHARES
+    return [entry for entry in entries if (entry.contestant.label in _SHARING_RIVALS) is shares]
 
 
 def splits(setting: Setting) -> Iterator[Setting]:
@@ -114,15 +136,12 @@ def splits(setting: Setting) -> Iterator[Setting]:
         yield replace(setting, prefill=f"{count}xTP{degree}", decode=f"{workers - count}xTP{degree}")
 
 
-def _on_splits(contestants: Sequence[Contestant], setting: Setting) -> Iterator[Entry]:
-    for contestant in contestants:
-        for split in splits(setting):
-            yield Entry(contestant, split)
+def _on_splits(contestants: Sequence[Contestant], setting: Setting) -> list[Entry]:
+    return [Entry(contestant, split) for contestant in contestants for split in splits(setting)]
 
 
-def _unsplit(contestants: Sequence[Contestant], setting: Setting) -> Iterator[Entry]:
-    for contestant in contestants:
-        yield Entry(contestant, setting)
+def _unsplit(contestants: Sequence[Contestant], setting: Setting) -> list[Entry]:
+    return [Entry(contestant, setting) for contestant in contestants]
 
 
 def _replicas(text: str) -> tuple[int, int]:

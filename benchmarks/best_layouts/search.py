@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.best_layouts.entries import Entry, our_parts, ours, rivals
+from benchmarks.best_layouts.entries import Engine, Entry, our_parts, ours, rivals
 from benchmarks.policies import contest
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import TARGET, Found, Point, fields_of, measure, run
@@ -106,32 +106,39 @@ class Outcome:
 
     Attributes:
         ours: label of a contestant on the even split -> criterion -> rate.
-        best: `RIVAL` or `PARTS` -> criterion -> the best entry.
+        best: `RIVAL` or `PARTS`, and the engine -> criterion -> the best entry.
     """
 
     ours: Mapping[str, Mapping[str, float]]
-    best: Mapping[str, Mapping[str, Goodput]]
+    best: Mapping[tuple[str, Engine], Mapping[str, Goodput]]
 
 
 RIVAL, PARTS = "best rival", "best of our parts"
+_START, _START_OF_LONG_SESSIONS = 1.0, 0.1
+"""Sessions per second at which the first search begins. The second one is that of agents with long pauses."""
 
 
 def first_outcome(searcher: Searcher, setting: Setting) -> Outcome:
     """The first seed: the best layouts are searched."""
-    parts = searcher.best(our_parts(setting), 0, dict.fromkeys(CRITERIA, 1.0))
-    near = _positive({criterion: goodput.rate for criterion, goodput in parts.items()})
-    best = searcher.best(rivals(setting), 0, near)
-    found = {entry.contestant.label: searcher.goodput(entry, 0, near) for entry in ours(setting)}
-    return Outcome(found, {RIVAL: best, PARTS: parts})
+    near = dict.fromkeys(CRITERIA, _START_OF_LONG_SESSIONS if setting.trace == "coding-agents" else _START)
+    best: dict[tuple[str, Engine], Mapping[str, Goodput]] = {}
+    found: dict[str, Mapping[str, float]] = {}
+    for engine in Engine:
+        best[PARTS, engine] = searcher.best(our_parts(setting, engine), 0, near)
+        near = _positive({criterion: goodput.rate for criterion, goodput in best[PARTS, engine].items()})
+        best[RIVAL, engine] = searcher.best(rivals(setting, engine), 0, near)
+        for entry in ours(setting, engine):
+            found[entry.contestant.label] = searcher.goodput(entry, 0, near)
+    return Outcome(found, best)
 
 
 def further_outcome(searcher: Searcher, setting: Setting, seed: int, first: Outcome) -> Outcome:
     """Another seed: ours, and the entries that were the best ones at the first seed."""
     found = {}
-    for entry in ours(setting):
+    for entry in (entry for engine in Engine for entry in ours(setting, engine)):
         label = entry.contestant.label
         found[label] = searcher.goodput(entry, seed, _positive(first.ours[label]))
-    best: dict[str, dict[str, Goodput]] = {}
+    best: dict[tuple[str, Engine], dict[str, Goodput]] = {}
     for kind, by_criterion in first.best.items():
         start = _positive({criterion: goodput.rate for criterion, goodput in by_criterion.items()})
         best[kind] = {

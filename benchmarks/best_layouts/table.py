@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
+from statistics import fmean
 
 from benchmarks import markdown_table
-from benchmarks.best_layouts.entries import OURS_FROM_EVEN
+from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Engine, on
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
 from benchmarks.geometric import geometric_interval, geometric_mean
 from benchmarks.policies.report import goodput_text, ratio_text
@@ -15,15 +16,21 @@ from planner.intervals import mean_interval
 
 Outcomes = Mapping[Setting, Sequence[Outcome]]
 """By setting: an outcome per seed."""
-_RECOMMENDED = OURS_FROM_EVEN[0].label
+_PAUSES, _ALL = (Engine.PAUSES,), tuple(Engine)
+_EQUAL = 0.995
+"""Ratios from here on do not count as losses, because they are shown as 1.00."""
 
 
 def tables(outcomes: Outcomes) -> str:
     """All tables, in Markdown."""
     parts = ["### Summary", summary_table(outcomes)]
     for criterion, name in CRITERIA.items():
-        parts += [f"### Sustained goodput of {name}, sessions per second", setting_table(outcomes, criterion)]
-        parts += [f"### The same as a share of the best, by start of ours ({name})", starts_table(outcomes, criterion)]
+        for engine in Engine:
+            title = f"### Sustained goodput of {name}, sessions per second, ours with an engine that {engine}"
+            parts += [title, setting_table(outcomes, criterion, engine)]
+    for criterion, name in CRITERIA.items():
+        title = f"### Each way to choose roles, over the best of our parts ({name})"
+        parts += [title, roles_table(outcomes, criterion)]
     return "\n\n".join(parts)
 
 
@@ -31,49 +38,71 @@ def summary_table(outcomes: Outcomes) -> str:
     """Geometric mean, lowest ratio and count of losses over the settings."""
     rows = []
     for criterion, name in CRITERIA.items():
-        for contestant in OURS_FROM_EVEN:
-            row = [f"{contestant.label}, {name}"]
-            for kind in (RIVAL, PARTS):
-                found = (_ratio(each, contestant.label, kind, criterion) for each in outcomes.values())
-                ratios = [each[0] for each in found if each]
-                below = sum(each < 0.995 for each in ratios)
-                row += (
-                    [f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", f"{below} of {len(ratios)}"]
-                    if ratios
-                    else ["-"] * 3
-                )
-            rows.append(row)
-    heads = [f"/ {kind}, {what}" for kind in (RIVAL, PARTS) for what in ("mean", "lowest", "below 1")]
+        for engine in Engine:
+            for contestant in on(engine, OURS_FROM_EVEN):
+                row = [f"{contestant.label}, {name}"]
+                for kind, engines in _compared_with(engine):
+                    found = (_ratio(each, contestant.label, kind, engines, criterion) for each in outcomes.values())
+                    row += _summary([each[0] for each in found if each])
+                rows.append(row)
+    names = ("best rival that pauses", "best of all rivals", "best of our parts")
+    heads = [f"/ {name}, {what}" for name in names for what in ("mean", "lowest", "below 1")]
     return markdown_table.table(["ours, from the even split", *heads], rows)
 
 
-def setting_table(outcomes: Outcomes, criterion: str) -> str:
-    """The recommended contestant, against the best rival and the best of our parts."""
+def _compared_with(engine: Engine) -> Iterator[tuple[str, Sequence[Engine]]]:
+    yield RIVAL, _PAUSES
+    yield RIVAL, _ALL
+    yield PARTS, _PAUSES if engine is Engine.PAUSES else _ALL
+
+
+def _summary(ratios: Sequence[float]) -> list[str]:
+    if not ratios:
+        return ["-"] * 3
+    below = sum(each < _EQUAL for each in ratios)
+    return [f"{geometric_mean(ratios):.2f}", f"{min(ratios):.2f}", f"{below} of {len(ratios)}"]
+
+
+def setting_table(outcomes: Outcomes, criterion: str, engine: Engine) -> str:
+    """Ours looking ahead, against the best rivals and the best of our parts."""
+    recommended = on(engine, OURS_FROM_EVEN)[0].label
     rows = []
     for setting, seeds in outcomes.items():
-        mine = mean_interval([each.ours[_RECOMMENDED][criterion] for each in seeds])
+        mine = mean_interval([each.ours[recommended][criterion] for each in seeds])
         row = [f"{setting.name} {setting.gpu}", str(len(seeds)), goodput_text(mine)]
-        for kind in (RIVAL, PARTS):
-            values = [each.best[kind][criterion].rate for each in seeds]
-            label = seeds[0].best[kind][criterion].entry.label if any(values) else ""
-            row += [
-                f"{goodput_text(mean_interval(values))} {label}".strip(),
-                ratio_text(_ratio(seeds, _RECOMMENDED, kind, criterion)),
-            ]
+        for kind, engines in _compared_with(engine):
+            label, values = _best(seeds, kind, engines, criterion)
+            row.append(f"{goodput_text(mean_interval(values))} {label}".strip())
+            row.append(ratio_text(_ratio(seeds, recommended, kind, engines, criterion)))
         rows.append(row)
-    return markdown_table.table(["setting", "seeds", "ours", RIVAL, "ours / rival", PARTS, "ours / parts"], rows)
+    heads = ["setting", "seeds", "ours looking ahead"]
+    for name in ("best rival that pauses", "best of all rivals", "best of our parts"):
+        heads += [name, "ours over it"]
+    return markdown_table.table(heads, rows)
 
 
-def starts_table(outcomes: Outcomes, criterion: str) -> str:
+def roles_table(outcomes: Outcomes, criterion: str) -> str:
     """Every way in which ours can start, over the best of our parts."""
-    rows = [
-        [
-            f"{setting.name} {setting.gpu}",
-            *(ratio_text(_ratio(seeds, each.label, PARTS, criterion)) for each in OURS_FROM_EVEN),
-        ]
-        for setting, seeds in outcomes.items()
-    ]
-    return markdown_table.table(["setting", *(each.label for each in OURS_FROM_EVEN)], rows)
+    rows = []
+    for setting, seeds in outcomes.items():
+        row = [f"{setting.name} {setting.gpu}"]
+        for engine in Engine:
+            *_, (kind, engines) = _compared_with(engine)
+            for each in on(engine, OURS_FROM_EVEN):
+                row.append(ratio_text(_ratio(seeds, each.label, kind, engines, criterion)))
+        rows.append(row)
+    return markdown_table.table(
+        ["setting", *(each.label for engine in Engine for each in on(engine, OURS_FROM_EVEN))], rows
+    )
+
+
+def _best(seeds: Sequence[Outcome], kind: str, engines: Sequence[Engine], criterion: str) -> tuple[str, list[float]]:
+    """The best entry of some engines by its mean, with its rate of each seed."""
+    found: dict[str, list[float]] = {}
+    for engine in engines:
+        values = [each.best[kind, engine][criterion].rate for each in seeds]
+        found[seeds[0].best[kind, engine][criterion].entry.label if any(values) else ""] = values
+    return max(found.items(), key=lambda item: fmean(item[1]))
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float] | None:
@@ -86,6 +115,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
     return sum(ours) / sum(theirs), 0.0, inf
 
 
-def _ratio(seeds: Sequence[Outcome], label: str, kind: str, criterion: str) -> tuple[float, float, float] | None:
-    best = [each.best[kind][criterion].rate for each in seeds]
+def _ratio(
+    seeds: Sequence[Outcome], label: str, kind: str, engines: Sequence[Engine], criterion: str
+) -> tuple[float, float, float] | None:
+    _, best = _best(seeds, kind, engines, criterion)
     return ratio([each.ours[label][criterion] for each in seeds], best)

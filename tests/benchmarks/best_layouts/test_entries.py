@@ -1,6 +1,9 @@
 """Layouts on which rivals and our own parts are tried."""
 
-from benchmarks.best_layouts.entries import all_settings, our_parts, ours, rivals, splits
+import pytest
+
+from ampd.policies.registry import create_named
+from benchmarks.best_layouts.entries import Engine, all_settings, our_parts, ours, rivals, splits
 from benchmarks.policies.settings import Setting
 
 FOUR = Setting("qwen3-32b", "h20", "toolbench", "2xTP2", "2xTP2", 0.35, 0.04)
@@ -11,23 +14,36 @@ def test_splits_keep_workers_and_degree() -> None:
     assert found == [("2xTP2", "2xTP2"), ("1xTP2", "3xTP2"), ("3xTP2", "1xTP2")]
 
 
-def test_every_layout_of_our_parts_is_tried_with_as_many_gpus() -> None:
-    labels = {entry.label for entry in our_parts(FOUR)}
-    assert {f"ours with fixed roles {split}" for split in ("1+3", "2+2", "3+1")} <= labels
-    assert {f"ours, mixed workers {split}" for split in ("1+3", "2+2", "3+1")} <= labels
-    assert {"co-located ours", "co-located ours, least-kv"} <= labels
-    for entry in our_parts(FOUR):
+@pytest.mark.parametrize(("engine", "name"), [(Engine.PAUSES, ""), (Engine.SHARES, ", shared passes")])
+def test_every_layout_of_our_parts_is_tried_with_as_many_gpus(engine: Engine, name: str) -> None:
+    labels = {entry.label for entry in our_parts(FOUR, engine)}
+    assert {f"ours with fixed roles{name} {split}" for split in ("1+3", "2+2", "3+1")} <= labels
+    assert {f"ours, mixed workers{name} {split}" for split in ("1+3", "2+2", "3+1")} <= labels
+    assert {f"co-located ours{name}", f"co-located ours, least-kv{name}"} <= labels
+    for entry in our_parts(FOUR, engine):
         assert entry.contestant.cluster(entry.setting.cluster()).gpus == FOUR.gpus
 
 
-def test_ours_starts_from_the_even_split_in_every_setting() -> None:
+@pytest.mark.parametrize("engine", Engine)
+def test_ours_starts_from_the_even_split_in_every_setting(engine: Engine) -> None:
     for setting in all_settings():
         assert setting.prefill == setting.decode
-        assert {entry.setting for entry in ours(setting)} == {setting}
+        assert {entry.setting for entry in ours(setting, engine)} == {setting}
+
+
+@pytest.mark.parametrize("engine", Engine)
+def test_ours_share_passes_where_the_engine_does(engine: Engine) -> None:
+    for entry in (*ours(FOUR, engine), *our_parts(FOUR, engine)):
+        assert create_named("slicing", entry.contestant.slicing).shares_passes is (engine is Engine.SHARES)
 
 
 def test_rivals_are_tried_on_every_split_and_co_located() -> None:
-    labels = {entry.label for entry in rivals(FOUR)}
+    labels = {entry.label for entry in rivals(FOUR, Engine.PAUSES)}
     assert {f"deflection {split}" for split in ("1+3", "2+2", "3+1")} <= labels
     assert "co-located chunked" in labels
     assert not any("ours" in label for label in labels)
+    assert {entry.label for entry in rivals(FOUR, Engine.SHARES)} == {
+        "dynaserve",
+        "co-located mixed passes",
+        "duetserve",
+    }
