@@ -114,13 +114,16 @@ class Outcome:
 
 
 RIVAL, PARTS = "best rival", "best of our parts"
-_START, _START_OF_LONG_SESSIONS = 1.0, 0.1
-"""Sessions per second at which the first search begins. The second one is that of agents with long pauses."""
+
+
+def first_start(setting: Setting) -> dict[str, float]:
+    """Sessions per second at which the first search of a setting begins. It may be far off."""
+    return dict.fromkeys(CRITERIA, 0.1 if setting.trace == "coding-agents" else 1.0)
 
 
 def first_outcome(searcher: Searcher, setting: Setting) -> Outcome:
     """The first seed: the best layouts are searched."""
-    near = dict.fromkeys(CRITERIA, _START_OF_LONG_SESSIONS if setting.trace == "coding-agents" else _START)
+    near = first_start(setting)
     best: dict[tuple[str, Engine], Mapping[str, Goodput]] = {}
     found: dict[str, Mapping[str, float]] = {}
     for engine in Engine:

@@ -16,7 +16,7 @@ from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks.policies.campaign import Ledger, search_all
 from benchmarks.policies.contest import USUAL, Contestant
-from benchmarks.policies.contestants import ABLATION, ALL, COLOCATED_OURS, OURS, REFERENCES, named
+from benchmarks.policies.contestants import ABLATION, ALL, OUR_PARTS, OURS, REFERENCES, named
 from benchmarks.policies.plots import write_plots
 from benchmarks.policies.prepared import Prepared
 from benchmarks.policies.report import check_markers, put_between_markers, tables
@@ -110,7 +110,7 @@ def _run_studies(
 ) -> None:
     settings = [setting for setting in paper_settings() if (setting.model, setting.trace) in PLACES]
     settings = _chosen(options, settings)
-    rivals = [contestant for contestant in contestants if contestant not in (OURS, COLOCATED_OURS, *REFERENCES)]
+    rivals = [contestant for contestant in contestants if contestant not in (*OUR_PARTS, *REFERENCES)]
     in_parallel(partial(prepare, prepared, rivals), settings, "preparing", jobs)
     bench = Bench(ledger, settings, options.seeds, prepared, jobs)
     for name in studies:
