@@ -51,7 +51,7 @@ class SlackSlicing(Policy):
     mixes: bool = Field(
         False,
         description="A prefill shares its passes with the steps of the batch, which then does not pause "
-        "([workers](workers.md#passes-that-are-shared)). Never measured on a GPU here.",
+        "([workers](workers.md#passes-that-are-shared)).",
     )
 
     ITL_SHARE: ClassVar[float] = expectations.ITL_SHARE
