@@ -76,6 +76,8 @@ class PredictiveRouting(Expectations):
        `least_share` the worker offers nothing, except for a short prefill. A prefill elsewhere ends in a pass of its
        own here, the hand-over, which pauses the batch as long as the shortest prefill. So leaving saves the batch only
        the rest of the prefill, and `least_share` shrinks to that part: by a half if the prefill takes two such passes.
+       While every other worker still has a decode batch, just after a change of roles, this one offers in any case,
+       with `least_share` of its time at least: leaving would not take the prefill to a worker that is free for it.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
        time there, this one included, would have to be given up. The earliest offer without a loss takes the round
        (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in time goes where
@@ -110,8 +112,10 @@ class PredictiveRouting(Expectations):
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
         own_id, least_share, fade = decode.worker_id, self.least_share, self.FADE
-        offers = [_remote(situation, worker, least_share, fade) for worker in workers if worker.worker_id != own_id]
-        here = _local(situation, least_share, fade)
+        others = [worker for worker in workers if worker.worker_id != own_id]
+        offers = [_remote(situation, worker, least_share, fade) for worker in others]
+        are_free = not others or any(not worker.decode_batch for worker in others)
+        here = _local(situation, least_share, fade, are_free)
         if here is not None:
             offers.append(here)
         elif not offers:
@@ -124,12 +128,15 @@ class PredictiveRouting(Expectations):
 # Functions and no methods, because compiled code calls a method of a policy as interpreted code does.
 
 
-def _local(situation: RoutingSituation, least_share: float, fade: float) -> RouteOffer | None:
+def _local(situation: RoutingSituation, least_share: float, fade: float, are_free: bool) -> RouteOffer | None:
+    """The offer of the decode worker. `are_free`: another worker has no decode batch, so that this one may refuse."""
     task, decode, model = situation.task, situation.decode, situation.model
     share = _share(situation, decode, fade, joining=1)
     plain_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism)
     if share < least_share and share <= least_share * _saved(situation, plain_s):
-        return None
+        if are_free:
+            return None
+        share = least_share
     stretch = 1.0 / share
     prefill_s = plain_s * stretch
     queue_s = queued_in_passes_s(decode, model) * stretch

@@ -372,9 +372,21 @@ def test_a_prefill_worker_that_still_decodes_offers_what_its_batch_leaves_over()
     busy = own_of(60)
     assert route(round_of(0, 100), busy, turned, prefill("idle", 60)).worker_id == "idle"
     alone = route(round_of(0, 100), busy, turned)
-    assert alone.worker_id == "turned", "better than nowhere"
     rested = route(round_of(0, 100), busy, replace(turned, decode_batch=0))
-    assert alone.estimates[0].prefill_s == pytest.approx(rested.estimates[0].prefill_s / EXACT.least_share)
+    there = next(each for each in alone.estimates if each.route is Route.REMOTE)
+    assert there.prefill_s == pytest.approx(rested.estimates[0].prefill_s / EXACT.least_share)
+
+
+def test_a_busy_decode_worker_refuses_only_where_another_worker_is_free() -> None:
+    """Just after a change of roles the only prefill worker still has its batch. Leaving frees nobody then."""
+    turned = replace(prefill("turned", 300), decode_batch=30, decode_context_tokens=3000)
+    busy = own_of(60)
+    refused = route(round_of(0, 100), busy, prefill("free", 300))
+    assert (refused.worker_id, len(refused.estimates)) == ("free", 1)
+    kept = route(round_of(0, 100), busy, turned)
+    assert (kept.route, kept.worker_id) == (Route.LOCAL, "d")
+    assert kept.estimates[0].prefill_s == pytest.approx(0.11 / EXACT.least_share)
+    assert route(round_of(0, 100), busy, turned, prefill("free", 300)).worker_id == "free"
 
 
 # -- shared prefixes
