@@ -32,6 +32,18 @@ class Mode(StrEnum):
         """Whether every replica does both phases."""
         return self in (Mode.COLOCATED, Mode.CONTINUUM)
 
+    @property
+    def named_kinds(self) -> frozenset[str]:
+        """The kinds of policies that the call may name. The mode fixes all others but the binding."""
+        return _NAMED_KINDS[self]
+
+
+_NAMED_KINDS = {
+    Mode.DISAGGREGATED: frozenset({"routing", "ordering", "slicing", "pools"}),
+    Mode.ALWAYS_REMOTE: frozenset[str](),
+    Mode.COLOCATED: frozenset({"ordering", "slicing"}),
+    Mode.CONTINUUM: frozenset[str](),
+}
 
 _SYSTEMS = {
     Mode.ALWAYS_REMOTE: (AlwaysRemote.policy_name, Fcfs.policy_name),
@@ -64,10 +76,9 @@ class Combination:
         if mode is Mode.DISAGGREGATED:
             return cls(mode, routing, ordering or defaults.ORDERING, rate, slicing or defaults.SLICING, pools)
         own_routing, own_ordering = _SYSTEMS[mode]
-        if mode is not Mode.COLOCATED:
-            ordering = slicing = None
-        slicing = slicing or WholeSlicing.policy_name
-        return cls(mode, own_routing, ordering or own_ordering, rate, slicing, StaticPools.policy_name)
+        ordering = (ordering if "ordering" in mode.named_kinds else None) or own_ordering
+        slicing = (slicing if "slicing" in mode.named_kinds else None) or WholeSlicing.policy_name
+        return cls(mode, own_routing, ordering, rate, slicing, StaticPools.policy_name)
 
     @property
     def label(self) -> str:

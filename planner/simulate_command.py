@@ -217,6 +217,7 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
         modes = [Mode(name) for name in split_names(settings.mode)]
     except ValueError:
         raise UserError(f"--mode: known are {', '.join(Mode)} (given: {settings.mode!r})") from None
+    _require_use(settings, modes)
     routings, pools = split_names(settings.routing), split_names(settings.pools)
     orderings, slicings = _named_or_own(settings, "ordering"), _named_or_own(settings, "slicing")
     choices = product(modes, routings, orderings, slicings, pools, parse_rates(settings.rate))
@@ -224,6 +225,16 @@ def _combinations(settings: SimulateSettings) -> list[Combination]:
     if not found:
         raise UserError("--mode, --routing, --ordering, --slicing, --pools: name at least one each")
     return list(dict.fromkeys(found))
+
+
+def _require_use(settings: SimulateSettings, modes: Sequence[Mode]) -> None:
+    """Refuse a policy that a flag or a variable names and no mode of the call would run."""
+    for kind in sorted(Mode.DISAGGREGATED.named_kinds & settings.model_fields_set):
+        if modes and not any(kind in mode.named_kinds for mode in modes):
+            raise UserError(
+                f"--{kind}: mode {' and '.join(modes)} would not use it; leave it out, or name --mode disaggregated "
+                "too (with --prefill 0 that is co-located serving with all named policies)"
+            )
 
 
 def _named_or_own(settings: SimulateSettings, kind: str) -> Sequence[str | None]:

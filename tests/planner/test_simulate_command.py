@@ -80,14 +80,15 @@ def test_colocated_workers_run_the_ordering_and_the_slicing_that_are_named(capsy
 
 @pytest.mark.slow
 def test_mixed_replicas_stand_alone_or_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--rate", "20", "--limit", "60", "--routing", "always-remote"]
+    flags = ["--rate", "20", "--limit", "60"]
+    together = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1", "--mode", "colocated")
+    assert (together["cluster"], together["routes"]["remote"]) == ("co-located 2xTP1+1xTP2", 0)
+    flags += ["--routing", "always-remote"]
     alone = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1")
     assert (alone["cluster"], alone["gpus"], alone["errors"]) == ("mixed 1xTP2+2xTP1", 4, 0)
     assert alone["routes"]["local"] == 0
     beside = simulated(capsys, *flags, "--mixed", "1xTP2", "--prefill", "1xTP1", "--decode", "1xTP4")
     assert (beside["cluster"], beside["gpus"]) == ("prefill 1xTP1, decode 1xTP4, mixed 1xTP2", 7)
-    together = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1", "--mode", "colocated")
-    assert (together["cluster"], together["routes"]["remote"]) == ("co-located 2xTP1+1xTP2", 0)
 
 
 def test_decode_workers_alone_are_colocated_with_the_named_policies(capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,6 +205,15 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--mixed", "2TP2"], r"--mixed: give replicas .* \(given: '2TP2'\)"),
         (["--mixed", "1xTP3"], r"no times for tp 3"),
         (["--prefill", "0", "--mode", "colocated,always-remote"], r"--prefill: mode always-remote needs"),
+        (
+            ["--mode", "colocated", "--routing", "predictive"],
+            r"--routing: mode colocated would not use it; leave it out",
+        ),
+        (["--mode", "colocated", "--pools", "arrow"], r"--pools: mode colocated would not use it"),
+        (
+            ["--mode", "always-remote,continuum", "--slicing", "slack"],
+            r"--slicing: mode always-remote and continuum would",
+        ),
         (["--decode", "0"], r"--decode: at least one decode replica .* or a mixed one"),
         (["--decode", "1xTP3"], r"no times for tp 3; it has tp 1, 2, 4, 8"),
         (["--rate", "0"], r"--rate: give positive numbers"),
