@@ -15,7 +15,8 @@ class TriedRoles:
 
     Attributes:
         roles: in words, as `2 prefill, 2 decode`.
-        attained: the predicted share of rounds that meet their targets.
+        attained: the predicted attainment, as its policy weighs rounds and sessions. For `look-ahead` the mean of its
+            replays, and in each of them the mean of the shares of rounds and of sessions that meet their targets.
         is_now: these are the present roles.
     """
 

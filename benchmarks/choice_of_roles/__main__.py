@@ -1,6 +1,6 @@
 """Ways to choose the workers' roles, from an even split, at fixed rates.
 
-    python -m benchmarks.choice_of_roles --data roles.jsonl --write docs/policies-benchmark.md
+    python -m benchmarks.choice_of_roles --data roles.jsonl --write docs/policies-history.md
 
 The rates are 0.85, 1 and 1.15 times what the even split carries, which a search with a seed of its own finds. All
 entries serve the same sessions with the same arrivals, and all sessions count, those of the start included.
