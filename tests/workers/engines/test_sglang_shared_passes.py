@@ -111,10 +111,11 @@ class Sharing:
 
 
 @asynccontextmanager
-async def sharing(folder: Path, tp: int = 1) -> AsyncIterator[Sharing]:
+async def sharing(folder: Path, tp: int = 1, engine_args: str = "{}") -> AsyncIterator[Sharing]:
     notes = folder / "shared-passes"
+    settings = pair_settings(make_tiny_model(folder / "tiny"), tp).model_copy(update={"engine_args": engine_args})
     with in_engine_processes(note_shared_passes, str(notes)):
-        engine = SglangEngine(pair_settings(make_tiny_model(folder / "tiny"), tp), shares_passes=True)
+        engine = SglangEngine(settings, shares_passes=True)
         try:
             await engine.start()
             engine.kv.connect(LocalPeers(), lambda *_: None)
@@ -162,6 +163,13 @@ async def test_the_batch_pauses_for_log_probabilities_which_are_right(
 async def test_two_ranks_share_the_same_passes(tmp_path: Path) -> None:
     async with sharing(tmp_path, tp=2) as two:
         await check_slices(two, PLAIN, PLAIN, ranks=2)
+
+
+async def test_the_overlapped_schedule_shares_the_same_passes(tmp_path: Path) -> None:
+    """SGLang prepares the next pass while one computes. By default it does so on a GPU only."""
+    async with sharing(tmp_path, engine_args='{"disable_overlap_schedule": false}') as overlapped:
+        await check_slices(overlapped, PLAIN, PLAIN)
+        await check_slices(overlapped, PLAIN, CHOICES)
 
 
 async def check_slices(sharing: Sharing, stream: dict[str, Any], sliced: dict[str, Any], ranks: int = 1) -> None:
