@@ -111,9 +111,9 @@ class Sharing:
 
 
 @asynccontextmanager
-async def sharing(folder: Path, tp: int = 1, engine_args: str = "{}") -> AsyncIterator[Sharing]:
+async def sharing(folder: Path, tp: int = 1, **changed: object) -> AsyncIterator[Sharing]:
     notes = folder / "shared-passes"
-    settings = pair_settings(make_tiny_model(folder / "tiny"), tp).model_copy(update={"engine_args": engine_args})
+    settings = pair_settings(make_tiny_model(folder / "tiny"), tp).model_copy(update=changed)
     with in_engine_processes(note_shared_passes, str(notes)):
         engine = SglangEngine(settings, shares_passes=True)
         try:
