@@ -79,6 +79,18 @@ def test_colocated_workers_run_the_ordering_and_the_slicing_that_are_named(capsy
 
 
 @pytest.mark.slow
+def test_mixed_replicas_carry_what_colocated_ones_carry(capsys: pytest.CaptureFixture[str]) -> None:
+    """A prefill that leaves pauses two batches instead of one. When rounds left for the earliest end, half of the
+    sessions missed a target."""
+    load = ["--model", "qwen3-32b", "--gpu", "h200", "--ttft", "0.6", "--itl", "0.03", "--rate", "4", "--limit", "60"]
+    colocated = simulated(capsys, *load, "--prefill", "0", "--decode", "4xTP1")
+    assert colocated["attainment"]["sessions"] > 0.9
+    for roles in (["--mixed", "4xTP1"], ["--mixed", "2xTP1", "--prefill", "0", "--decode", "2xTP1"]):
+        mixed = simulated(capsys, *load, *roles)
+        assert mixed["attainment"]["rounds"] >= colocated["attainment"]["rounds"] - 0.01
+        assert mixed["attainment"]["sessions"] >= colocated["attainment"]["sessions"] - 0.05
+
+
 def test_mixed_replicas_stand_alone_or_beside_the_others(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--rate", "20", "--limit", "60"]
     together = simulated(capsys, *flags, "--mixed", "1xTP2,2xTP1", "--mode", "colocated")

@@ -26,11 +26,14 @@ from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.passes import shortest_pass_s
 from ampd.policies.queue_work import work_of
 from ampd.policies.registry import register
-from ampd.types import Route, RouteDecision, RouteEstimate, WorkerView
+from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
 
 # Python looks a member of an enumeration up at each use.
 _LOCAL: Final = Route.LOCAL
 _REMOTE: Final = Route.REMOTE
+_MIXED: Final = Role.MIXED
+
+_ON_TIME: Final = "on-time"
 
 
 @dataclass(slots=True)
@@ -60,15 +63,15 @@ class PredictiveRouting(Expectations):
     """Prefill where the round is predicted to end first, among the workers where it makes no other round late.
 
     Reads: queue, held tokens of the session, shared prefixes and longest context of every prefill worker; queue,
-    decode batch and its context, windowed ITL of the session's decode worker; the round's SLO; all times of the
-    performance model. No windowed TTFT, because in a burst completed rounds describe the past, and the queues
-    describe the present.
+    decode batch and its context, windowed ITL of the session's decode worker and of mixed workers; the round's SLO; all
+    times of the performance model. No windowed TTFT, because in a burst completed rounds describe the past, and the
+    queues describe the present.
 
     Rule:
 
-    1. Every prefill worker offers a time: work in its queue + reading the history that it lacks + the prefill. The part
-       of the prompt that it holds for other sessions is neither read nor computed. If a worker still has a decode
-       batch, from its time as a decode worker, the prefill takes longer there, as in 2.
+    1. Every prefill worker that is not mixed offers a time: work in its queue + reading the history that it lacks + the
+       prefill. The part of the prompt that it holds for other sessions is neither read nor computed. If a worker still
+       has a decode batch, from its time as a decode worker, the prefill takes longer there, as in 2.
     2. The decode worker offers the time that its batch leaves over for prefills. A step that takes `step` of a target
        of `itl` leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that
        much longer. Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows
@@ -76,19 +79,26 @@ class PredictiveRouting(Expectations):
        `least_share` the worker offers nothing, except for a short prefill. A prefill elsewhere ends in a pass of its
        own here, the hand-over, which pauses the batch as long as the shortest prefill. So leaving saves the batch only
        the rest of the prefill, and `least_share` shrinks to that part: by a half if the prefill takes two such passes.
-       While every other worker still has a decode batch, just after a change of roles, this one offers in any case,
-       with `least_share` of its time at least: leaving would not take the prefill to a worker that is free for it.
+       While every other worker is mixed or, just after a change of roles, still has a decode batch, this one offers in
+       any case, with `least_share` of its time at least: leaving would not take the prefill to a worker that is free.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
        time there, this one included, would have to be given up. The earliest offer without a loss takes the round
        (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in time goes where
        it ends first (`hopeless`), and runs there in the time that is left over.
+    4. A mixed worker has a batch of its own, which stays. A prefill that leaves for it pauses that batch instead of the
+       owner's, and the owner's for the hand-over. So mixed workers are asked only if a round becomes late in 3, and
+       would become late at the owner even if its batch took no more time than the model says. They offer times as the
+       decode worker does in 2, without the exception for short prefills, and the earliest offer without a loss takes
+       the round.
 
-    The record holds the best offer of each route. Without a prefill worker that can take the prompt: local,
-    `no-prefill-worker`.
+    The record holds the best offer of each route that was asked for. Without a prefill worker that can take the prompt:
+    local, `no-prefill-worker`.
 
     Limits: it is as good as the performance model, and as the views are fresh. Replicas with the same old view choose
     the same worker, which `spread` softens. It counts on the slicing `slack` and the ordering `on-time`: with whole
-    prefills a local route stalls the batch.
+    prefills a local route stalls the batch. Mixed workers alone carry about what co-located ones carry, also where a
+    split of roles would carry more. That a round ends earlier is no reason to leave for a mixed worker, so its TTFT may
+    be longer than it could be, up to its target.
 
     Example: `--routing predictive`, with `--ordering on-time` and `--slicing slack`
     """
@@ -113,15 +123,24 @@ class PredictiveRouting(Expectations):
             return local(decode, NO_PREFILL_WORKER)
         own_id, least_share, fade = decode.worker_id, self.least_share, self.FADE
         others = [worker for worker in workers if worker.worker_id != own_id]
-        offers = [_remote(situation, worker, least_share, fade) for worker in others]
-        are_free = not others or any(not worker.decode_batch for worker in others)
+        mixed = [worker for worker in others if worker.role is _MIXED]
+        prefill = [worker for worker in others if worker.role is not _MIXED] if mixed else others
+        offers = [_remote(situation, worker, least_share, fade) for worker in prefill]
+        are_free = not others or any(not worker.decode_batch for worker in prefill)
         here = _local(situation, least_share, fade, are_free)
         if here is not None:
             offers.append(here)
         elif not offers:
             return local(decode, NO_PREFILL_WORKER)
-        offers = _ranked(offers, self.spread * task.slo.ttft_s, situation.rng)
-        chosen, reason = _choice(situation, offers, self.weighing(), self.TRIES)
+        grain_s, weighing, tries = self.spread * task.slo.ttft_s, self.weighing(), self.TRIES
+        offers = _ranked(offers, grain_s, situation.rng)
+        chosen, reason = _choice(situation, offers, weighing, tries)
+        if mixed and reason != _ON_TIME and _is_late_here(situation, least_share, weighing, are_free):
+            further = _ranked(_mixed(situation, mixed, least_share, fade), grain_s, situation.rng)
+            offers += further
+            gain, reason_there = _choice(situation, further, weighing, tries) if further else (chosen, reason)
+            if reason_there == _ON_TIME:
+                chosen, reason = gain, reason_there
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
 
 
@@ -146,13 +165,25 @@ def _local(situation: RoutingSituation, least_share: float, fade: float, are_fre
 
 
 def _remote(situation: RoutingSituation, worker: WorkerView, least_share: float, fade: float) -> RouteOffer:
+    stretch = 1.0
+    if worker.decode_batch:  # it was a decode worker a moment ago, and its batch ends soon
+        stretch = 1.0 / max(_share(situation, worker, fade), least_share)
+    return _remote_in(situation, worker, stretch)
+
+
+def _mixed(
+    situation: RoutingSituation, workers: Sequence[WorkerView], least_share: float, fade: float
+) -> list[RouteOffer]:
+    """The offers of mixed workers whose batches leave time over. Their batches stay, as the owner's does."""
+    shares = [(worker, _share(situation, worker, fade)) for worker in workers]
+    return [_remote_in(situation, worker, 1.0 / share) for worker, share in shares if share >= least_share]
+
+
+def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) -> RouteOffer:
     task, model, target = situation.task, situation.model, worker.parallelism
     # Without a call where nothing is shared, because a decision makes an offer per worker.
     hist_tokens = history_at(situation, worker) if situation.shared_tokens else task.hist_tokens
     transfer_s = history_read_s(situation, worker)
-    stretch = 1.0
-    if worker.decode_batch:  # it was a decode worker a moment ago
-        stretch = 1.0 / max(_share(situation, worker, fade), least_share)
     prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
     queue_s = queued_in_passes_s(worker, model) * stretch
     total_s = queue_s + transfer_s + prefill_s
@@ -186,10 +217,16 @@ def _choice(
             continue
         loss = _loss(situation, offer, weighing)
         if not loss:
-            return offer, "on-time"
+            return offer, _ON_TIME
         if loss < least:
             best, least = offer, loss
     return (best, "fewest-late") if best else (offers[0], "hopeless")
+
+
+def _is_late_here(situation: RoutingSituation, least_share: float, weighing: Weighing, are_free: bool) -> bool:
+    """Whether staying makes a round late even if the batch takes no more time than the model says."""
+    here = _local(situation, least_share, 0.0, are_free)
+    return here is None or _choice(situation, [here], weighing, 1)[1] != _ON_TIME
 
 
 def _loss(situation: RoutingSituation, offer: RouteOffer, weighing: Weighing) -> float:

@@ -200,6 +200,46 @@ def test_only_so_many_offers_are_checked() -> None:
     assert route(task, own_of(60), *bad[:2], good, policy=few).worker_id == "g"
 
 
+# -- mixed workers
+
+
+def mixed(name: str, batch: int, *queue: int, itl: Window = NOTHING) -> WorkerView:
+    return replace(prefill(name, *queue), role=Role.MIXED, decode_batch=batch, itl=itl)
+
+
+def test_a_round_leaves_for_a_mixed_worker_only_if_it_would_be_late() -> None:
+    # 110 ms of prefill against 0.95 * 1 s. At the owner's share of 45.65 %, a queue of 300 ms ends after 0.9 s.
+    own, idle = replace(own_of(14, 290), role=Role.MIXED), mixed("m", 0)
+    stays = route(round_of(0, 100), own, idle)
+    assert (stays.route, stays.reason) == (Route.LOCAL, "on-time"), "it would end earlier there, but is on time here"
+    full = replace(own, queue=ahead("d", *[(200, 1.0)] * 4).queue)
+    leaves = route(round_of(0, 100), full, idle)
+    assert (leaves.worker_id, leaves.reason) == ("m", "on-time")
+    assert [estimate.worker_id for estimate in leaves.estimates] == ["m", "d"]
+    assert route(round_of(0, 100), full, prefill("p", 500), idle).worker_id == "p", "prefill workers come first"
+
+
+def test_a_batch_that_leaves_too_little_time_takes_no_prefills_of_others() -> None:
+    # 27 of 36.8 ms leave 26.6 %, 28 leave 23.9 %, which is less than a quarter.
+    full = replace(own_of(14), queue=ahead("d", *[(200, 1.0)] * 4).queue, role=Role.MIXED)
+    assert route(round_of(0, 100), full, mixed("m", 22)).worker_id == "m"
+    assert route(round_of(0, 100), full, mixed("m", 23)).worker_id == "d"
+    assert route(round_of(0, 100), full, mixed("m", 22, itl=Window(0.03, 9))).worker_id == "d", "its ITL is high"
+    stretched = route(round_of(0, 100), full, mixed("m", 15)).estimates[0]
+    assert stretched.prefill_s == pytest.approx(0.11 / (1 - 0.020 / (0.92 * 0.04))), "it is stretched as a local one"
+    late = replace(mixed("m", 22), queue=ahead("m", *[(200, 1.0)] * 4).queue)
+    assert route(round_of(0, 100), full, late).worker_id == "d", "rounds would be late there too"
+
+
+def test_a_high_measured_itl_or_a_full_batch_is_no_reason_to_leave_for_another_batch() -> None:
+    slow = replace(own_of(14, 50, itl=Window(0.038, 9)), role=Role.MIXED)
+    for own in (slow, replace(own_of(60), role=Role.MIXED)):
+        stays = route(round_of(0, 100), own, mixed("m", 0))
+        assert (stays.route, stays.reason) == (Route.LOCAL, "on-time")
+        assert stays.estimates[0].prefill_s == pytest.approx(0.11 / EXACT.least_share)
+        assert route(round_of(0, 100), own, mixed("m", 0), prefill("p")).worker_id == "p"
+
+
 # -- who may take it
 
 
