@@ -18,21 +18,21 @@ Shape = frozenset[tuple[tuple[Parallelism, Role], int]]
 def candidate_roles(workers: Sequence[WorkerView], model: PerformanceModel) -> Iterator[Roles]:
     """The present roles; one worker (of each parallelism), or a quarter of them, changed either way; all decoding.
 
-    If all decode, that is co-located serving. Of the decode workers, those with the least KV of sessions change first.
-    Of the prefill workers, those with the shortest queue change first. Sets that differ only in workers of equal
+    If all decode, that is co-located serving. Of the decode and mixed workers, those with the least KV of sessions change
+    first. Of the prefill workers, those with the shortest queue change first. Sets that differ only in workers of equal
     parallelism count as one.
     """
     now = {view.worker_id: view.role for view in workers}
-    decode = sorted((view for view in workers if view.role is Role.DECODE), key=_held_tokens)
+    owners = sorted((view for view in workers if view.role.owns_sessions), key=_held_tokens)
     prefill = sorted(
         (view for view in workers if view.role is Role.PREFILL),
         key=lambda view: (queued_s(view, model), view.worker_id),
     )
     quarter = max(len(workers) // 4, 2)
     tried: list[Roles] = [now]
-    tried += [now | _all([view], Role.PREFILL) for view in _first_of_each(decode)]
+    tried += [now | _all([view], Role.PREFILL) for view in _first_of_each(owners)]
     tried += [now | _all([view], Role.DECODE) for view in _first_of_each(prefill)]
-    tried += [now | _all(decode[:quarter], Role.PREFILL), now | _all(prefill[:quarter], Role.DECODE)]
+    tried += [now | _all(owners[:quarter], Role.PREFILL), now | _all(prefill[:quarter], Role.DECODE)]
     tried.append(_all(workers, Role.DECODE))
     seen: set[Shape] = set()
     for roles in tried:

@@ -57,10 +57,10 @@ class LookAheadPools(Policy):
        The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
        rounds in both together, by two standard deviations.
 
-    Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up. Of the rounds
-    in progress it sees only those of the leading coordinator. A change helps the sessions to come, because sessions
-    stay where they are bound unless they may move (`--moves`). A look takes a second or more of one core. In a live
-    graph it runs in a process of its own.
+    Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up, that were
+    refused, or that were given up in a queue. Of the rounds in progress it sees only those of the leading coordinator.
+    No worker becomes mixed. A change helps the sessions to come, because sessions stay where they are bound unless they
+    may move (`--moves`). A look takes a second or more of one core. In a live graph it runs in a process of its own.
 
     Example: `--pools look-ahead`
     """

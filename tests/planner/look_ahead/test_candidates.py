@@ -1,5 +1,7 @@
 """Which sets of roles a look ahead tries."""
 
+from collections import Counter
+
 from ampd.perf.presets import analytic_model
 from ampd.types import Parallelism, Role, WorkerView
 from planner.look_ahead.candidates import candidate_roles, in_words
@@ -22,7 +24,16 @@ def test_the_present_roles_come_first_and_co_location_is_always_tried() -> None:
         "1 prefill, 3 decode",
         "4 decode",
     ]
-    assert words(cluster(Role.MIXED, Role.MIXED)) == ["2 mixed", "2 decode"]
+
+
+def test_mixed_workers_may_become_prefill_workers() -> None:
+    found = [Counter(roles.values()) for roles in candidate_roles(cluster(*[Role.MIXED] * 4), MODEL)]
+    assert found == [
+        {Role.MIXED: 4},
+        {Role.MIXED: 3, Role.PREFILL: 1},
+        {Role.MIXED: 2, Role.PREFILL: 2},
+        {Role.DECODE: 4},
+    ]
 
 
 def test_a_large_cluster_also_tries_a_quarter() -> None:
