@@ -18,9 +18,9 @@ Shape = frozenset[tuple[tuple[Parallelism, Role], int]]
 def candidate_roles(workers: Sequence[WorkerView], model: PerformanceModel) -> Iterator[Roles]:
     """The present roles; one worker (of each parallelism), or a quarter of them, changed either way; all decoding.
 
-    If all decode, that is co-located serving. Of the decode and mixed workers, those with the least KV of sessions change
-    first. Of the prefill workers, those with the shortest queue change first. Sets that differ only in workers of equal
-    parallelism count as one.
+    If all decode, that is co-located serving. Of the decode and mixed workers, those with the least KV of sessions
+    change first. Of the prefill workers, those with the shortest queue change first. Sets that differ only in workers
+    of equal parallelism count as one.
     """
     now = {view.worker_id: view.role for view in workers}
     owners = sorted((view for view in workers if view.role.owns_sessions), key=_held_tokens)
