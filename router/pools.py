@@ -79,6 +79,8 @@ class PoolsKeeper:
         self._holder = uuid.uuid4().hex
         self._assigned: dict[str, _Assigned] = {}
         self._is_leading = False
+        # Before that, workers are starting, and those that own sessions may be the last to be there.
+        self._has_seen_owner = False
         self._warned: set[str] = set()
         policy = review.policy
         self.recorder = LoadRecorder(store, policy.load_s, clock) if policy.load_s else None
@@ -160,7 +162,15 @@ class PoolsKeeper:
                 return
 
     async def _wanted(self, now_s: float, changed_s: float) -> Sequence[RoleChange]:
-        """The policy's answer. A slow policy answers later; until then nothing is wanted, and the lead is kept."""
+        """The policy's answer. A slow policy answers later; until then nothing is wanted, and the lead is kept.
+
+        The policy is not asked while the last worker that owned sessions is lost.
+        """
+        workers = self._as_assigned(now_s)
+        if any(view.role.owns_sessions for view in workers):
+            self._has_seen_owner = True
+        elif self._has_seen_owner and (needed := self._review.first_owner(workers)):
+            return needed
         if self._process is not None:
             if self._process.is_due():
                 self._process.ask(await self._situation(now_s, changed_s))

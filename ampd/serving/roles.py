@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OtherPolicies, PoolsPolicy, PoolsSituation, RoleChange
+from ampd.policies.estimates import index_of_least, queued_s
 from ampd.recent_load import Load
-from ampd.types import Slo, WorkerView, in_same_pool
+from ampd.types import Role, Slo, WorkerView, in_same_pool
 
 POOLS_INTERVAL_S = 0.5
 """Time between two questions to the pools policy, where no other is set."""
@@ -35,6 +36,9 @@ class DueChanges:
     changes: Sequence[DueChange]
     kept: Sequence[DueChange]
 
+
+NO_OWNER = "no-owner"
+"""Reason of a change: the last worker that owned sessions is lost."""
 
 NO_LOAD: Load = {}
 """The recent load of a policy that does not read it."""
@@ -85,6 +89,17 @@ class RoleReview:
             load=load,
             others=self._others,
         )
+
+    def first_owner(self, workers: Sequence[WorkerView]) -> Sequence[RoleChange]:
+        """The prefill worker with the least queued work becomes a decode worker, if no worker owns sessions.
+
+        It cannot wait for the policy, which may rest or still compute: without an owner every round fails.
+        """
+        prefill = [view for view in workers if view.role is Role.PREFILL]
+        if not prefill or len(prefill) < len(workers):
+            return ()
+        chosen = prefill[index_of_least([queued_s(view, self._model) for view in prefill], self._rng)]
+        return (RoleChange(chosen.worker_id, Role.DECODE, NO_OWNER),)
 
 
 def due_changes(workers: Sequence[WorkerView], wanted: Sequence[RoleChange]) -> DueChanges:

@@ -56,6 +56,7 @@ class LookAheadPools(Policy):
        In this forecast sessions do not count whose rounds are late in a queue, because they need prefill workers.
        The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
        rounds in both together, by two standard deviations.
+    6. If no worker owns sessions, because the last one is lost, it does what `predictive` does.
 
     Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up, that were
     refused, or that were given up in a queue. Of the rounds in progress it sees only those of the leading coordinator.
@@ -83,6 +84,8 @@ class LookAheadPools(Policy):
     """How many times as short arrivals and pauses are made."""
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        if not any(view.role.owns_sessions for view in situation.workers):
+            return _RULE.change(situation)  # every round fails, and a replay could tell no more
         if situation.changed_within(self.COOLDOWN_S):
             return ()
         for_memory, by_rule = self._for_memory(situation), _RULE.change(situation)

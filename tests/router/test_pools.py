@@ -107,6 +107,28 @@ def to_prefill(worker_id: str, lane: str = "") -> RoleChange:
     return RoleChange(worker_id, Role.PREFILL, "busy", lane)
 
 
+async def test_a_prefill_worker_takes_over_when_the_last_owner_of_sessions_is_lost(opened: Open) -> None:
+    """At once, whatever the policy says. While the graph starts, the owners may only be late."""
+    script, store = Script(), await opened()
+    async with replica(opened, script) as keeper:
+        await publish(store, p="prefill", q="prefill")
+        await until(lambda: len(keeper._view.workers()) == 2)
+        await keeper.step()
+        assert not keeper.assignments
+        await publish(store, d="decode")
+        await until(lambda: len(keeper._view.workers()) == 3)
+        await keeper.step()
+        asked = len(script.shown)
+        await store.remove_worker("d")
+        await until(lambda: len(keeper._view.workers()) == 2)
+        await keeper.step()
+        assert keeper.assignments == {(Role.DECODE, "no-owner"): 1}
+        assert len(script.shown) == asked
+        await keeper.step()
+        assert sum(keeper.assignments.values()) == 1
+        assert len(script.shown) == asked + 1, "from then on the policy decides again"
+
+
 async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "router.pools")
     store, first_script, second_script = await opened(), Script([to_prefill("d2", "long")]), Script([to_prefill("d1")])
