@@ -232,7 +232,7 @@ def _panel(axes: Any, workload: Workload, cells: Sequence[Cell], figure: str) ->
         colour = "white" if abs(difference) > 8 else "black"
         best, name = cell.best(figure)
         text = f"{difference:+.1f}\n{100 * best:.0f} % {name}"
-        axes.text(at % columns, at // columns, text, ha="center", va="center", color=colour)
+        axes.text(at % columns, at // columns, text, ha="center", va="center", color=colour, fontsize=6.5)
     axes.set_xticks(range(columns), [f"{1e3 * cell.setting.itl_s:g}" for cell in cells[:columns]])
     axes.set_yticks(range(len(rows)), [f"{cell.setting.ttft_s:g}" for cell in cells[::columns]])
     axes.set_xlabel("ITL target, ms")
