@@ -20,8 +20,8 @@ _TRIES = 1000
 def reserved_ports(host: str, count: int, advice: str = "end other programs") -> Iterator[tuple[int, ...]]:
     """Distinct free ports that Dynamo can open.
 
-    Within the context nobody who looks for a free port finds them. A server that shares addresses (SO_REUSEADDR) can
-    listen there, as those of asyncio, Dynamo, Redis and SGLang do.
+    Within the context no program that looks for a free port finds them. A server that shares addresses (SO_REUSEADDR)
+    can listen there, as those of asyncio, Dynamo, Redis and SGLang do.
 
     Raises:
         RunError: there are not enough; the line ends with `advice`.

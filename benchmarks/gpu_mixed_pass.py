@@ -15,28 +15,25 @@ the sequences that get the same token in the mixed pass.
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ampd.perf.gpus import Gpu
 from ampd.perf.memory import kv_capacity_tokens
+from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.presets import model_shape
 from ampd.perf.roofline import Efficiency, analytic_profile
 from ampd.policies.passes import mixed_pass_s
 from ampd.types import Parallelism
 from benchmarks.gpu_forward_pass import ATTENTIONS, DEVICE, Part, Rank
-from benchmarks.gpu_model_check import as_graph, fastest, median_s
-from benchmarks.this_gpu import preset
+from benchmarks.gpu_model_check import as_graph, fastest, median_s, print_rows
 
 INCREMENTS = (128, 256, 512, 1024, 2048)
 HISTORIES = (0, 8192)
@@ -46,9 +43,9 @@ EAGER_REPEATS = 11
 """Their times vary with the machine's processor."""
 
 
-def rows(name: str, tp: int, deadline_s: float) -> Iterator[dict[str, Any]]:
+def rows(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator[dict[str, Any]]:
     """Every pair of a prefill and a batch that fits beside the weights, until the deadline."""
-    shape, card, theta = model_shape(name), preset(), Parallelism(tp)
+    theta = Parallelism(tp)
     efficiency = replace(Efficiency(), all_reduce_s=0.0, link_share=1e9)
     model = PiecewiseModel(analytic_profile(shape, card, (tp,), datetime.date.today(), efficiency))
     room = min(kv_capacity_tokens(shape, card, tp), 300_000)
@@ -107,23 +104,5 @@ def part(rank: Rank, sequences: int, new: int, history: int) -> Part:
     return Part(sequences, new, history, ATTENTIONS[best])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-32b:2"])
-    parser.add_argument("--seconds", type=float, default=300.0, help="after which no further point begins")
-    parser.add_argument("--output", type=Path, help="append each row to this file as JSON, as it comes")
-    arguments = parser.parse_args()
-    deadline_s = time.perf_counter() + arguments.seconds
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, preset(), flush=True)
-    for name in arguments.models:
-        model, _, tp = name.partition(":")
-        for row in rows(model, int(tp or 1), deadline_s):
-            print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
-            if arguments.output:
-                with arguments.output.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-        torch.cuda.empty_cache()
-
-
 if __name__ == "__main__":
-    main()
+    print_rows(rows, __doc__)

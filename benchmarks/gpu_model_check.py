@@ -165,9 +165,14 @@ def widths(rank: Rank) -> set[int]:
     return {part.shape[1] for part in rank.layers[0]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["llama-3.1-8b:1", "qwen3-32b:2"])
+Rows = Callable[[ModelShape, int, Gpu, float], Iterator[dict[str, Any]]]
+"""The rows of a model: from its shape, the degree, the GPU, and the time after which no further point begins."""
+
+
+def print_rows(rows_of: Rows, description: str | None) -> None:
+    """The body of a command that measures models on this GPU: its flags, and each row as it comes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-32b:2"])
     parser.add_argument("--seconds", type=float, default=300.0, help="after which no further point begins")
     parser.add_argument("--output", type=Path, help="append each row to this file as JSON, as it comes")
     arguments = parser.parse_args()
@@ -176,7 +181,7 @@ def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, card, flush=True)
     for name in arguments.models:
         model, _, tp = name.partition(":")
-        for row in points(model_shape(model), int(tp or 1), card, deadline_s):
+        for row in rows_of(model_shape(model), int(tp or 1), card, deadline_s):
             print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
             if arguments.output:
                 with arguments.output.open("a") as file:
@@ -185,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(points, __doc__)

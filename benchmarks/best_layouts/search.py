@@ -138,9 +138,10 @@ def first_outcome(searcher: Searcher, setting: Setting) -> Outcome:
 def further_outcome(searcher: Searcher, setting: Setting, seed: int, first: Outcome) -> Outcome:
     """Another seed: ours, and the entries that were the best ones at the first seed."""
     found = {}
-    for entry in (entry for engine in Engine for entry in ours(setting, engine)):
-        label = entry.contestant.label
-        found[label] = searcher.goodput(entry, seed, _positive(first.ours[label]))
+    for engine in Engine:
+        for entry in ours(setting, engine):
+            label = entry.contestant.label
+            found[label] = searcher.goodput(entry, seed, _positive(first.ours[label]))
     best: dict[tuple[str, Engine], dict[str, Goodput]] = {}
     for kind, by_criterion in first.best.items():
         start = _positive({criterion: goodput.rate for criterion, goodput in by_criterion.items()})

@@ -418,7 +418,7 @@ def test_a_prefill_worker_that_still_decodes_offers_what_its_batch_leaves_over()
 
 
 def test_a_busy_decode_worker_refuses_only_where_another_worker_is_free() -> None:
-    """Just after a change of roles the only prefill worker still has its batch. Leaving frees nobody then."""
+    """Just after a change of roles the only prefill worker still has its batch. Then leaving frees no worker."""
     turned = replace(prefill("turned", 300), decode_batch=30, decode_context_tokens=3000)
     busy = own_of(60)
     refused = route(round_of(0, 100), busy, prefill("free", 300))
