@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ import pytest
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import Supervisor
 from ampd.compiled import ROOT, VARIABLE
+from ampd.reserved_ports import reserved_ports
 from tests.harness.graph import HELLO, Graph, ask, chat, profile, session
-from tests.harness.ports import free_ports
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import PATIENCE_S
 from tools import compile as compiling
@@ -131,12 +132,12 @@ async def test_coordinators_and_workers_of_a_graph_run_compiled(
     copy: Path, tmp_path: Path, redis_server: TcpRedis
 ) -> None:
     """They publish views and read those of the others, which are checked by the annotations of compiled classes."""
-    (port,) = free_ports(1)
-    supervisor = Supervisor(tmp_path)
     environment = {"DYN_LOG": "info", "PYTHONPATH": str(copy), "PYTHONSAFEPATH": "1", VARIABLE: "1"}
     environment |= dynamo_environment(tmp_path / "discovery")
-    graph = Graph(tmp_path, redis_server.url, "compiled", port, supervisor, environment)
-    try:
+    with reserved_ports("127.0.0.1", 1) as (port,), ExitStack() as stack:
+        supervisor = Supervisor(tmp_path)
+        stack.callback(supervisor.stop)
+        graph = Graph(tmp_path, redis_server.url, "compiled", port, supervisor, environment, iter(()))
         perf = profile(tmp_path, prefill_s=0.001, long_prefill_s=0.002, step_s=0.001)
         coordinator = graph.start_coordinator("predictive")
         graph.start_frontend()
@@ -155,8 +156,6 @@ async def test_coordinators_and_workers_of_a_graph_run_compiled(
         assert not supervisor.ended()
         for name in members:
             assert "decisions: compiled" in graph.log(name)
-    finally:
-        supervisor.stop()
 
 
 @pytest.mark.slow
