@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 GIB = 1 << 30
 
@@ -55,6 +55,11 @@ def in_same_pool(member: PoolMember, other: PoolMember) -> bool:
 def pool_name(member: PoolMember) -> str:
     """The pool for logs: the role, and the lane if there is one."""
     return f"{member.role}/{member.lane}" if member.lane else str(member.role)
+
+
+Moves = Literal["never", "role", "any"]
+"""Which sessions may move to another owner between two rounds: none, those whose owner owns no sessions any more, or
+all that have a reason (`ampd.serving.moves`)."""
 
 
 class Route(StrEnum):

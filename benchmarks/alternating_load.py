@@ -38,7 +38,7 @@ LAYOUTS = (
     "predictive, moves",
     "look-ahead, moves",
 )
-"""What `--layouts` may name. With `moves`, sessions may move to another owner between two rounds."""
+"""What `--layouts` may name. With `moves`, any session may move; else those of a new prefill worker."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def attained(sessions_of: Callable[[int], list[Session]], slo: Slo, case: tuple[
         create_named("slicing", defaults.SLICING),
         create_named("pools", pools.split()[0]),
     )
-    options = SimulationOptions(seed=seed, moves=bool(moves))
+    options = SimulationOptions(seed=seed, moves="any" if moves else defaults.MOVES)
     done = simulate(sessions_of(seed), cluster, model, policies, slo, options)
     shares = done.attainment(slo)
     return shares.rounds, shares.sessions, done.role_flips

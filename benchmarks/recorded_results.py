@@ -46,7 +46,7 @@ SIMULATIONS = {
     "little memory": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 11 --kv-capacity-tokens 60000",
     "KV store": f"{_TAU} {_SPLIT} --rate 3 --limit 150 --ttft 0.5 --itl 0.04 --seed 18 --kv-capacity-tokens 15000"
     " --kv-store-gib-per-gpu 1",
-    "moves": f"{_TAU} {_SPLIT} --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 19 --moves --pools predictive"
+    "moves": f"{_TAU} {_SPLIT} --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 19 --moves any --pools predictive"
     " --coordinators 2 --state-delay-s 0.02 --kv-capacity-tokens 60000 --max-wait 4",
     "rivals' routing": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 12 --routing"
     " always-local,always-remote,arrow,deflection,first-remote,laps,table,threshold,threshold(tokens=512)",

@@ -6,15 +6,17 @@ python -m benchmarks.session_moves toolbench qwen3-32b h20 2xTP2 2xTP2 --ttft 0.
 from __future__ import annotations
 
 import argparse
+from typing import get_args
 
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
+from ampd.types import Moves
 from benchmarks.policies.settings import Setting
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
 
 
-def row(setting: Setting, rate: float, seed: int, pools: str, *, moves: bool) -> str:
+def row(setting: Setting, rate: float, seed: int, pools: str, moves: Moves) -> str:
     """One run as a row of the table."""
     policies = Policies(
         create_named("binding", defaults.BINDING),
@@ -53,8 +55,8 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed in range(1, given.seeds + 1):
         for pools in given.pools.split(","):
-            for moves in (False, True):
-                print(row(setting, given.rate, seed, pools, moves=moves), flush=True)
+            for moves in get_args(Moves):
+                print(row(setting, given.rate, seed, pools, moves), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from ampd.reports.figures import format_share
 from ampd.serving.prefill_queue import PREFETCH
 from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import OldFlag, has_usual_size, parse_settings
-from ampd.types import WINDOW_S, Slo
+from ampd.types import WINDOW_S, Moves, Slo
 from planner.case_settings import CaseSettings, provenance_of
 from planner.combination import Combination, Mode, papers_note
 from planner.parallel import in_parallel
@@ -97,7 +97,11 @@ class SimulateSettings(CaseSettings):
         ge=0,
         description="Longest predicted wait of a round in TTFT targets; refused rounds come back. 0: no refusals.",
     )
-    moves: bool = Field(False, description="Sessions may move to another owner between two rounds, if that pays.")
+    moves: Moves = Field(
+        defaults.MOVES,
+        description="Sessions that may move to another owner between two rounds, if that pays: "
+        "those whose owner owns no sessions any more (role), any, or never.",
+    )
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
     timeline: Path | None = Field(

@@ -129,7 +129,7 @@ class Coordinator:
                 limits,
                 SUSPECT_S,
                 self.gate,
-                SessionMoves(self.view, is_on=settings.moves),
+                SessionMoves(self.view, settings.moves),
                 clock,
             ),
             access=WorkerAccess(self.view, store, calls, guard, ended, CALL_TIMEOUT_S),

@@ -87,7 +87,7 @@ class Placer:
         self._limits = limits
         self._suspect_s = suspect_s
         self._gate = gate
-        self.moves = moves or SessionMoves(view, is_on=False)
+        self.moves = moves or SessionMoves(view, "never")
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
         self._foreign = ForeignWorkers(view.knows)
@@ -271,7 +271,7 @@ class Placer:
                 lost=unplaced.lost,
                 local_only=unplaced.local_only,
                 holder=holder,
-                moving=self.moves.moving(unplaced) if may_move else None,
+                moving=self.moves.moving(unplaced, decode) if may_move else None,
             )
         )
 

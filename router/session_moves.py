@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from ampd.serving.moves import may_move
 from ampd.serving.placement import Moving
 from ampd.state.view import ClusterView
+from ampd.types import Moves, WorkerView
 from router.unplaced_round import UnplacedRound
 
 
@@ -13,20 +15,20 @@ class SessionMoves:
     """Knows of each round whether its session may move.
 
     Args:
-        is_on: False: sessions move only if their owner is lost.
+        moves: which sessions may move while their owner lives.
 
     Attributes:
         made: moves that this replica made, by reason.
     """
 
-    def __init__(self, view: ClusterView, *, is_on: bool) -> None:
+    def __init__(self, view: ClusterView, moves: Moves) -> None:
         self._view = view
-        self._is_on = is_on
+        self._moves = moves
         self.made = Counter[str]()
 
-    def moving(self, unplaced: UnplacedRound) -> Moving | None:
+    def moving(self, unplaced: UnplacedRound, owner: WorkerView) -> Moving | None:
         """How the session of a round may move; None: it stays."""
-        if not self._is_on or not unplaced.moving.may_move:
+        if not may_move(self._moves, owner.role) or not unplaced.moving.may_move:
             return None
         return Moving(
             owners=self._view.decode(), context_tokens=unplaced.prompt_tokens + 1, moved_s=unplaced.moving.moved_s

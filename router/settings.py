@@ -17,6 +17,7 @@ from ampd.policies import defaults, registry
 from ampd.serving.admission import MAX_ROUNDS
 from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import OldFlag
+from ampd.types import Moves
 from ampd.vocabulary import vocabulary_tokens
 from router.targets import TARGET_CAP, TARGET_FLOOR
 
@@ -82,8 +83,10 @@ class CoordinatorSettings(GraphSettings):
     pools_interval_s: float = Field(
         POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
     )
-    moves: bool = Field(
-        False, description="Sessions may move to another worker between two rounds, if that is predicted to pay."
+    moves: Moves = Field(
+        defaults.MOVES,
+        description="Sessions that may move to another worker between two rounds, if that is predicted to pay: "
+        "those whose worker owns no sessions any more (role), any, or never.",
     )
     target_floor: float = Field(
         TARGET_FLOOR, gt=0, le=1, description="Tightest TTFT or ITL target of a client, as a multiple of the default."

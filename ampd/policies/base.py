@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ampd.perf.model import PerformanceModel
+from ampd.policies import defaults
 from ampd.recent_load import Load
-from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
+from ampd.types import Moves, Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
 
 # Not frozen: a situation is made for every decision, and a frozen dataclass takes twice as long to make.
 
@@ -203,7 +204,7 @@ class OtherPolicies:
     """The policies of the graph beside its pools policy, as far as they are known; None: the default.
 
     Attributes:
-        moves: sessions may move to another owner between two rounds.
+        moves: which sessions may move to another owner between two rounds.
         hand_over_pass: the last tokens of a round that was prefilled elsewhere take a pass of their own (as in SGLang).
     """
 
@@ -211,7 +212,7 @@ class OtherPolicies:
     routing: RoutingPolicy | None = None
     ordering: OrderingPolicy | None = None
     slicing: SlicingPolicy | None = None
-    moves: bool = False
+    moves: Moves = defaults.MOVES
     hand_over_pass: bool = True
 
 

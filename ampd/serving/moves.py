@@ -1,4 +1,4 @@
-"""Whether a session moves to another owner between two rounds, because its targets or its memory ask for it."""
+"""Whether a session moves to another owner between two rounds, because roles, targets or memory ask for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.capacity import session_memory
 from ampd.policies.estimates import held_at, prefill_share, queued_in_passes_s, step_with_s
 from ampd.policies.expectations import ITL_SHARE
-from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
+from ampd.types import Moves, PrefillTask, Role, Route, RouteDecision, WorkerView
 
 ROLE, ITL, TTFT, MEMORY = "role", "itl", "ttft", "memory"
 REASONS = (ROLE, ITL, TTFT, MEMORY)
@@ -66,6 +66,11 @@ class Move:
     owner: WorkerView
     decision: RouteDecision
     reason: str
+
+
+def may_move(moves: Moves, owner: Role) -> bool:
+    """Whether a session may move away from an owner with this role."""
+    return moves == "any" or (moves == "role" and not owner.owns_sessions)
 
 
 def due_move(situation: MoveSituation) -> Move | None:

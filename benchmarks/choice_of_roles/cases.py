@@ -39,9 +39,9 @@ CASES = (
 START = replace(OURS_STATIC, label="fixed")
 PREDICTIVE = replace(OURS, label="predictive")
 AHEAD = replace(OURS_AHEAD, label="look-ahead")
-MOVING = {each: replace(each, label=f"{each.label}, moves", are_moving=True) for each in (START, PREDICTIVE, AHEAD)}
+MOVING = {each: replace(each, label=f"{each.label}, moves", moves="any") for each in (START, PREDICTIVE, AHEAD)}
 WAYS = (START, MOVING[START], PREDICTIVE, MOVING[PREDICTIVE], AHEAD, MOVING[AHEAD])
-"""How roles are chosen from the even split on. With `moves`, sessions may move to another owner between two rounds."""
+"""How roles are chosen from the even split on. With `moves`, any session may move between two rounds."""
 _SAFE = (START, AHEAD, MOVING[AHEAD])
 """Those that are also tried with a wrong performance model."""
 _OTHER_SHARES = (0.25, 0.75)

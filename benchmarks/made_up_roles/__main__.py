@@ -65,7 +65,7 @@ CASES = (
     Case(MIXED, "llama-3.1-8b", "h20", "1xTP1", "3xTP1", Slo(4.0, 0.04), 180.0, 0.6988),
 )
 WAYS = ("static", "look-ahead", "look-ahead, moves")
-"""With `moves`, sessions may move to another owner between two rounds."""
+"""With `moves`, any session may move between two rounds, else only those of a changed worker."""
 LOADS = (0.6, 0.95)
 
 
@@ -100,7 +100,7 @@ def served(case: Case, way: str, rate: float, seed: int, *, looks: bool = False)
         Shown(policy) if looks else policy,
     )
     sessions = arriving(case.kinds, rate, case.seconds, seed)
-    options = SimulationOptions(seed=seed, moves=bool(moves))
+    options = SimulationOptions(seed=seed, moves="any" if moves else defaults.MOVES)
     model = analytic_model(case.model, case.gpu)
     return simulate(sessions, cluster_of(model, case.prefill, case.decode), model, policies, case.slo, options)
 

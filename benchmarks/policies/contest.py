@@ -9,9 +9,10 @@ from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.scaled import ScaledModel
+from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
-from ampd.types import ATTAINMENT
+from ampd.types import ATTAINMENT, Moves
 from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.settings import Setting
 from benchmarks.rate_search import RateSearch
@@ -40,7 +41,7 @@ class Contestant:
         is_fitted: its routing is a table that is fitted for every setting.
         are_mixed: the setting's prefill workers are mixed workers.
         are_all_mixed: all workers of the setting are mixed workers.
-        are_moving: sessions may move to another owner between two rounds.
+        moves: which sessions may move to another owner between two rounds.
     """
 
     label: str
@@ -53,7 +54,7 @@ class Contestant:
     is_fitted: bool = False
     are_mixed: bool = False
     are_all_mixed: bool = False
-    are_moving: bool = False
+    moves: Moves = defaults.MOVES
 
     def policies(self, table: str | None = None) -> Policies:
         """The policy objects; `table`: the file of a fitted one."""
@@ -76,7 +77,9 @@ class Contestant:
         """All that it is made of, whatever it is called."""
         parts = [self.routing, self.ordering, self.slicing, self.pools, self.binding]
         parts += ["co-located"] * self.is_colocated + ["fitted"] * self.is_fitted + ["mixed"] * self.are_mixed
-        parts += ["all mixed"] * self.are_all_mixed + ["moving"] * self.are_moving
+        parts += ["all mixed"] * self.are_all_mixed
+        may_any_move = self.moves == "any" or (self.moves == "role" and self.pools != "static")
+        parts += [f"moves {self.moves}"] * may_any_move
         return "/".join(parts)
 
     def cluster(self, cluster: Cluster) -> Cluster:
@@ -177,7 +180,7 @@ def run(
         model,
         contestant.policies(table),
         setting.slo,
-        replace(condition.options(seed), moves=contestant.are_moving),
+        replace(condition.options(seed), moves=contestant.moves),
         belief=condition.believed(model, seed),
     )
 

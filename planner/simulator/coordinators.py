@@ -12,6 +12,7 @@ from typing import Final
 from ampd.policies.capacity import is_within
 from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
+from ampd.serving.moves import may_move
 from ampd.serving.placement import (
     ContextTooLongError,
     Moving,
@@ -221,7 +222,7 @@ class Coordinators:
     def _moving(self, round_: ActiveRound, coordinator: int) -> Moving | None:
         """How the session may move before a later round of it; None: it stays."""
         session = round_.session
-        if not self._options.moves or session.decode is None:
+        if session.decode is None or not may_move(self._options.moves, session.decode.role):
             return None
         return Moving(
             owners=self._views.decode(coordinator),

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
+from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.types import WINDOW_S
+from ampd.types import WINDOW_S, Moves
 
 _WHOLE = WholeSlicing()
 _STATIC = StaticPools()
@@ -69,7 +70,7 @@ class SimulationOptions:
         pools_interval_s: how often the pools policy is asked.
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
-        moves: sessions may move to another owner between two rounds (`ampd.serving.moves`).
+        moves: which sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
         under_way: session id -> how far it is, of the sessions that are under way when the simulation begins.
@@ -90,7 +91,7 @@ class SimulationOptions:
     coordinators: int = 1
     pools_interval_s: float = POOLS_INTERVAL_S
     max_wait: float = 0.0
-    moves: bool = False
+    moves: Moves = defaults.MOVES
     knows_prefixes: bool = True
     under_way: Mapping[str, UnderWay] = field(default_factory=dict)
     gaps_from_s: float = 0.0

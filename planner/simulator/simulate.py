@@ -98,7 +98,7 @@ def simulate(
         lost_sessions=sum(worker.resident.evicted for worker in workers),
         role_flips=keeper.role_flips,
         refusals=coordinators.refusals if options.max_wait else None,
-        moves=coordinators.moves if options.moves else None,
+        moves=coordinators.moves if options.moves != "never" else None,
         events=loop.handled,
         kv_store=_store_figures(workers),
         timeline=world.spans or [],

@@ -24,7 +24,7 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     """One prefill and three decode workers. Rounds are prefilled where their session is owned."""
     graph.environment["DYN_LOG"] = "info"
     assign(graph)
-    flags = ["--moves", "--binding", "dice", *role_flags(graph)]
+    flags = ["--binding", "dice", *role_flags(graph)]
     names = [
         graph.start_coordinator("always-local", *flags, module="tests.harness.scripted_coordinator") for _ in range(2)
     ]

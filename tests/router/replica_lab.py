@@ -15,7 +15,7 @@ from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, Role, RouteDecision, Slo, WorkerView
+from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
 from router.admission import AdmissionGate
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
@@ -151,7 +151,7 @@ class Replica:
         max_wait: float = 0.0,
         max_rounds: int = 0,
         *,
-        moves: bool = False,
+        moves: Moves = "never",
         tokenizer: str = "",
     ) -> None:
         self._targets = TargetLimits(SLO, target_floor)
@@ -193,7 +193,7 @@ class Replica:
                 limits=limits,
                 suspect_s=60.0,
                 gate=self.gate,
-                moves=SessionMoves(self.view, is_on=moves),
+                moves=SessionMoves(self.view, moves),
             ),
             access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), self.ended, 1.0),
             sessions=sessions,

@@ -6,7 +6,7 @@ import pytest
 
 from ampd.session_key import session_key
 from ampd.state.store import RouteOutcome, StateUnavailableError
-from ampd.types import Role
+from ampd.types import Moves, Role
 from tests.memory_store import MemoryState, MemoryStore
 from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
 
@@ -33,7 +33,7 @@ async def two() -> MemoryState:
 
 async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_there() -> None:
     state = await two()
-    async with Replica(state, "always-local", moves=True) as replica:
+    async with Replica(state, "always-local", moves="any") as replica:
         await turned(replica)
         replica.workers.calls.clear()
         tokens, record = await replica.round()
@@ -53,7 +53,7 @@ async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_ther
 
 
 async def test_the_old_owner_keeps_what_it_prefills_with() -> None:
-    async with Replica(await two(), "always-remote", moves=True) as replica:
+    async with Replica(await two(), "always-remote", moves="any") as replica:
         await turned(replica)
         replica.workers.calls.clear()
         tokens, record = await replica.round()
@@ -66,11 +66,26 @@ async def test_the_old_owner_keeps_what_it_prefills_with() -> None:
         assert not replica.workers.asked("kv release_session")
 
 
-async def test_sessions_stay_while_moves_are_off_and_for_announcements() -> None:
-    async with Replica(await two(), "always-local") as replica:
+@pytest.mark.parametrize(("moves", "owner"), [("never", "d1"), ("role", "d2"), ("any", "d2")])
+async def test_whose_sessions_leave_a_prefill_worker(moves: Moves, owner: str) -> None:
+    async with Replica(await two(), "always-local", moves=moves) as replica:
         await turned(replica)
+        assert (await replica.round())[1]["decode_worker"] == owner
+
+
+@pytest.mark.parametrize(("moves", "owner"), [("role", "d1"), ("any", "d2")])
+async def test_whose_sessions_leave_a_full_memory(moves: Moves, owner: str) -> None:
+    full = worker("d1", held_tokens={KEY: len(PROMPT)}, kv_used_tokens=1000, kv_capacity_tokens=1000)
+    async with Replica(await two(), "always-local", moves=moves) as replica:
         assert (await replica.round())[1]["decode_worker"] == "d1"
-    async with Replica(await two(), "always-local", moves=True) as replica:
+        await replica.store.publish_worker(full, 60.0)
+        await replica.store.publish_worker(worker("d2"), 60.0)
+        await asyncio.sleep(0)
+        assert (await replica.round())[1]["decode_worker"] == owner
+
+
+async def test_announcements_move_nothing() -> None:
+    async with Replica(await two(), "always-local", moves="any") as replica:
         await turned(replica)
         async for _ in replica.chunks(annotations=["announce"]):
             pass
@@ -78,7 +93,7 @@ async def test_sessions_stay_while_moves_are_off_and_for_announcements() -> None
 
 
 async def test_a_session_does_not_move_twice_in_a_row() -> None:
-    async with Replica(await two(), "always-local", moves=True) as replica:
+    async with Replica(await two(), "always-local", moves="any") as replica:
         await turned(replica)
         assert (await replica.round())[1]["decode_worker"] == "d2"
         await replica.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: 64}), 60.0)
@@ -89,7 +104,7 @@ async def test_a_session_does_not_move_twice_in_a_row() -> None:
 
 async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_one() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
-    async with Replica(state, "always-local", moves=True) as replica:
+    async with Replica(state, "always-local", moves="any") as replica:
         await turned(replica)
         replica.workers.calls.clear()
         replica.workers.fail["generate", "d2"] = ConnectionError("gone")
@@ -104,9 +119,9 @@ async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_on
 
 async def test_a_prefill_that_fails_after_a_move_is_computed_at_the_new_owner_with_the_old_history() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p", Role.PREFILL))
-    async with Replica(state, "always-local", moves=True) as replica:
+    async with Replica(state, "always-local", moves="any") as replica:
         await turned(replica)
-    async with Replica(state, "always-remote", moves=True) as replica:
+    async with Replica(state, "always-remote", moves="any") as replica:
         replica.workers.fail |= {("prefill", name): ConnectionError("gone") for name in ("p", "d1")}
         await publish(replica.store)
         _, record = await replica.round()
@@ -118,7 +133,7 @@ async def test_a_prefill_that_fails_after_a_move_is_computed_at_the_new_owner_wi
 
 async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
-    async with Replica(state, "always-local", moves=True) as replica:
+    async with Replica(state, "always-local", moves="any") as replica:
         await turned(replica)
         before = replica.services.sessions.binding(KEY)
         assert (await replica.store.rebind(before, "d3", 60.0)).accepted
@@ -129,7 +144,10 @@ async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
 
 async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history() -> None:
     state = await two()
-    async with Replica(state, "always-local", moves=True) as late, Replica(state, "always-local", moves=True) as first:
+    async with (
+        Replica(state, "always-local", moves="any") as late,
+        Replica(state, "always-local", moves="any") as first,
+    ):
         await turned(late)
         assert (await first.round())[1]["move_reason"] == "role"
         await publish(late.store)
@@ -144,7 +162,7 @@ async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history
 
 
 async def test_a_session_stays_if_the_store_is_lost_at_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with Replica(await two(), "always-local", moves=True) as replica:
+    async with Replica(await two(), "always-local", moves="any") as replica:
         await turned(replica)
 
         async def lost(*_: object) -> RouteOutcome:

@@ -28,7 +28,7 @@ async def test_sessions_leave_a_worker_that_becomes_a_prefill_worker(routing: st
             name: worker_parts(name, await stack.enter_async_context(lab.engine(name)), lab.times, role=role)
             for name, role in ROLES.items()
         }
-        replica = await stack.enter_async_context(Replica(MemoryState(), routing, moves=True))
+        replica = await stack.enter_async_context(Replica(MemoryState(), routing, moves="any"))
         site = Site(replica, parts)
         contexts, owners = {}, {}
         for number, name in enumerate(SESSIONS):

@@ -40,7 +40,7 @@ SIMULATIONS = {
     "chunked prefill": f"coding-agents {SCENE} --rate 0.3 --limit 10 --chunk-tokens 512 --no-hand-over-pass",
     "pools": f"{TAU} --rate 8 --pools predictive,arrow --binding predictive",
     "look-ahead": f"{TAU} --rate 9 --pools look-ahead",
-    "store": f"{TAU} --rate 4 --kv-capacity-tokens 20000 --kv-store-gib-per-gpu 4 --moves --max-wait 3",
+    "store": f"{TAU} --rate 4 --kv-capacity-tokens 20000 --kv-store-gib-per-gpu 4 --moves any --max-wait 3",
     "rivals": f"{TAU} --rate 9 --routing deflection,laps,table --ordering kairos,edf,hrrn",
     "mixed passes": f"{FEW} --rate 6 --slicing slack(mixes=true)",
     "duetserve": f"{FEW} --rate 6 --mode colocated --ordering fcfs --slicing duetserve",

@@ -33,8 +33,9 @@ class PredictivePools(Policy):
        decode worker.
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
        queued, and one decode worker fewer would still hold the decode batches, with steps below 35 % of the target.
-       The decode worker with the smallest batch becomes a prefill worker. Its sessions stay and go on. One of the
-       decode workers with the most KV memory remains, for a session that fits on no other.
+       The decode worker with the smallest batch becomes a prefill worker. Its sessions move before their next rounds,
+       where that pays (`--moves role`). One of the decode workers with the most KV memory remains, for a session that
+       fits on no other.
     3. Memory: with more than 80 % of the decode workers' KV memory in use, a prefill worker becomes a decode worker
        (`kv-short`), because a session that loses its KV computes its whole context again. No decode worker becomes a
        prefill worker if the KV that is held would take more than 40 % of the memory that remains, because sessions
@@ -43,8 +44,8 @@ class PredictivePools(Policy):
     A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
     a prefill worker. No worker becomes mixed.
 
-    Limits: a change helps the sessions to come, because sessions stay where they are bound unless they may move
-    (`--moves`). One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
+    Limits: a change for memory helps the sessions to come, because the others stay where they are bound, unless any may
+    move (`--moves any`). One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
 
     Example: `--pools predictive`
     """

@@ -27,7 +27,7 @@ from .lab import (
     watched_memories,
 )
 
-MOVES = SimulationOptions(moves=True, keeps_timeline=True)
+MOVES = SimulationOptions(moves="any", keeps_timeline=True)
 TP = Parallelism(1)
 TWO = Cluster(decode=(ReplicaGroup(2, TP),))
 
@@ -72,7 +72,7 @@ def test_a_session_leaves_an_owner_that_became_a_prefill_worker() -> None:
 
 
 def test_a_session_stays_while_moves_are_off() -> None:
-    done = run([talk()], TWO, TURNED, replace(MOVES, moves=False))
+    done = run([talk()], TWO, TURNED, replace(MOVES, moves="never"))
     assert {record.placed.decode_worker_id for record in done.rounds} == {"decode-0"}
     assert done.moves is None
     assert "moves" not in done.result(SLO)
@@ -102,7 +102,8 @@ def test_sessions_move_away_from_a_queue_in_which_they_would_be_late() -> None:
     """All sessions are bound to one of two workers, and their second rounds come together."""
     burst = [session(f"s{number}", (100, 5), (1500, 20), tool_s=1.0, arrival_s=0.02 * number) for number in range(12)]
     policies = replace(OURS, binding=BindTo("decode-0"))
-    stay, move = (run(burst, TWO, policies, SimulationOptions(moves=moves)) for moves in (False, True))
+    stay, move = (run(burst, TWO, policies, SimulationOptions(moves=moves)) for moves in ("role", "any"))
+    assert stay.moves == Counter()
     assert move.moves is not None
     assert set(move.moves) == {"ttft"}
     owners = Counter(record.placed.decode_worker_id for record in move.rounds if record.index == 1)
@@ -117,7 +118,7 @@ def test_moves_lose_no_round_and_no_page(
     sessions: Sequence[Session], cluster: Cluster, options: SimulationOptions
 ) -> None:
     with watched_memories():
-        done = run(sessions, cluster, OURS_RESTLESS, replace(options, moves=True))
+        done = run(sessions, cluster, OURS_RESTLESS, replace(options, moves="any"))
     assert Counter(done.rounds_planned) >= Counter(record.session_id for record in done.rounds)
     ended = {(record.session_id, record.index): record for record in done.rounds}
     assert len(ended) == len(done.rounds)
