@@ -62,8 +62,8 @@ class LookAheadPools(Policy):
     refused, or that were given up in a queue. Of the rounds in progress it sees only those of the leading coordinator.
     No worker becomes mixed. The sessions of a worker that becomes a prefill worker move before their next rounds, where
     that pays (`--moves role`). A worker that begins to own sessions gets the sessions to come, because the others stay
-    where they are bound, unless any may move (`--moves any`). A look takes a second or more of one core. In a live graph
-    it runs in a process of its own.
+    where they are bound, unless any may move (`--moves any`). A look takes a second or more of one core. In a live
+    graph it runs in a process of its own.
 
     Example: `--pools look-ahead`
     """

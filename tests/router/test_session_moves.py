@@ -75,7 +75,7 @@ async def test_whose_sessions_leave_a_prefill_worker(moves: Moves, owner: str) -
 
 @pytest.mark.parametrize(("moves", "owner"), [("role", "d1"), ("any", "d2")])
 async def test_whose_sessions_leave_a_full_memory(moves: Moves, owner: str) -> None:
-    full = worker("d1", held_tokens={KEY: len(PROMPT)}, kv_used_tokens=1000, kv_capacity_tokens=1000)
+    full = worker("d1", held_tokens={KEY: len(PROMPT)}, kv_used_tokens=10_000)
     async with Replica(await two(), "always-local", moves=moves) as replica:
         assert (await replica.round())[1]["decode_worker"] == "d1"
         await replica.store.publish_worker(full, 60.0)

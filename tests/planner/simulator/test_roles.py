@@ -73,7 +73,7 @@ def test_a_worker_that_turns_to_prefill_keeps_its_sessions_and_gets_no_new_ones(
     early = [session(f"early{number}", (800, 200), (300, 60), tool_s=3.0) for number in range(2)]
     later = [session(f"later{number}", (600, 20), (300, 20), arrival_s=1.3 + 0.1 * number) for number in range(8)]
     _, policies = turned((1.0, "decode-0", Role.PREFILL))
-    done = run([*early, *later], cluster(1, 2), policies, how)
+    done = run([*early, *later], cluster(1, 2), policies, replace(how, moves="never"))
     homes = {record.session_id: record.placed.decode_worker_id for record in done.rounds}
     assert {homes["early0"], homes["early1"]} == {"decode-0", "decode-1"}
     kept = "early0" if homes["early0"] == "decode-0" else "early1"
@@ -110,7 +110,7 @@ def test_a_worker_that_turns_to_decode_gets_sessions_and_finishes_its_prefills(h
 def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role() -> None:
     _, policies = turned((1.0, "decode-0", Role.PREFILL))
     one_each = [session(f"s{number}", (800, 20), (300, 20), tool_s=2.0) for number in range(2)]
-    done = run(one_each, cluster(0, 2), policies, OFTEN)
+    done = run(one_each, cluster(0, 2), policies, replace(OFTEN, moves="never"))
     routes = {
         (record.placed.decode_worker_id, record.index): (record.route, record.placed.worker_id)
         for record in done.rounds
