@@ -59,7 +59,7 @@ _PROCESSES = 5
 _PORTS = 6
 """Processes that most graphs have at a time."""
 
-HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 def performance_model(*, prefill_s: float, long_prefill_s: float, step_s: float) -> dict[str, Any]:

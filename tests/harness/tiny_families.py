@@ -148,10 +148,10 @@ def _gpt_oss(sizes: dict[str, Any]) -> Any:
 def _gemma_4(sizes: dict[str, Any]) -> Any:
     from transformers import Gemma4TextConfig
 
-    # The real model has other heads in full layers. Then this transformers refuses what SGLang asks of its config.
-    more = {"initializer_range": 0.05, "global_head_dim": 32}
     return Gemma4TextConfig(
-        **{**sizes, **more},
+        **{**sizes, "initializer_range": 0.05},
+        # The real model has other heads in full layers. Then this transformers refuses what SGLang asks of its config.
+        global_head_dim=32,
         sliding_window=WINDOW_TOKENS,
         layer_types=list(_ALTERNATING),
         vocab_size_per_layer_input=_VOCABULARY,
