@@ -143,9 +143,15 @@ def costs_of(
     size = _only(measured["sizes"], workers=workers, sessions=sessions)
     decision = _only(decisions["results"], policy="predictive", workers=scaling.prefill_workers(workers))
     of = next(figures for name, figures in tokens.items() if name.startswith("concurrency_"))
-    processes = ("coordinator-with", "coordinator-with-4", "frontend-with", f"{RELAY}-{STATUS}")
+
+    def work(process: str) -> Work:
+        return Work(of[process]["round_us"], of[process]["token_us"])
+
     return Costs(
-        *(Work(of[name]["round_us"], of[name]["token_us"]) for name in processes),
+        work("coordinator-with"),
+        work("coordinator-with-4"),
+        work("frontend-with"),
+        work(f"{RELAY}-{STATUS}"),
         decision["p50_us"],
         size["route"]["redis_us"],
         size["publish"]["redis_us"],

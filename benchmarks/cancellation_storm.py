@@ -128,7 +128,8 @@ class Graph:
     async def of_rounds(self) -> dict[str, int]:
         """What must be zero when no round is in progress."""
         parts, coordinators = self.workers.parts.values(), self.coordinators
-        directories = [part.engine.kv.directory for part in parts]  # type: ignore[attr-defined]
+        engines: list[Any] = [part.engine for part in parts]
+        directories = [engine.kv.directory for engine in engines]
         for directory in directories:
             directory.collect(time.monotonic())
         return {
@@ -137,7 +138,7 @@ class Graph:
             "background work": sum(len(coordinator._background._tasks) for coordinator in coordinators),
             "rounds at workers": sum(part.rounds.running for part in parts),
             "queue entries at workers": sum(len(part.queue) for part in parts),
-            "engine requests": sum(len(part.engine._engine._alive) for part in parts),  # type: ignore[attr-defined]
+            "engine requests": sum(len(engine._engine._alive) for engine in engines),
             "requests with protected KV": sum(len(directory._requests) for directory in directories),
             "KV leases": sum(len(directory._leases) for directory in directories),
             "KV writes": sum(len(directory._writers) for directory in directories),
@@ -203,8 +204,13 @@ async def _start_worker(
     await engine.start()
     stack.push_async_callback(engine.stop)
     settings = WorkerSettings(
-        role=role, engine="modelled", model=folder, log_rounds="none", session_ttl_s=TTL_S, lease_s=LEASE_S
-    )  # type: ignore[arg-type]
+        role=role,  # type: ignore[arg-type]
+        engine="modelled",
+        model=folder,
+        log_rounds="none",
+        session_ttl_s=TTL_S,
+        lease_s=LEASE_S,
+    )
     ordering, slicing = create_named("ordering", defaults.ORDERING), create_named("slicing", defaults.SLICING)
     parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
     engine.kv.connect(workers, parts.held)

@@ -300,7 +300,7 @@ def _serve_direct(namespace: str, profile: Path, *, is_registered: bool) -> int:
 
     model = PiecewiseModel(PerformanceProfile.model_validate_json(profile.read_text()))
 
-    @dynamo_worker()
+    @dynamo_worker()  # type: ignore[untyped-decorator]
     async def serve(runtime: Any) -> None:
         engine = ModelledEngine(read_model_folder(tiny_model_path()), model, Parallelism(), 262_144, 1_048_576)
         await engine.start()
@@ -325,7 +325,7 @@ def _serve_relay(namespace: str) -> int:
     import uvloop
     from dynamo.runtime import dynamo_worker
 
-    @dynamo_worker()
+    @dynamo_worker()  # type: ignore[untyped-decorator]
     async def serve(runtime: Any) -> None:
         client = await runtime.endpoint(f"{namespace}.worker.generate").client()
 

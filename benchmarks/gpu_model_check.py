@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def fastest(q: Any, k: Any, v: Any, history: int) -> tuple[str, float]:
     for name, attention in ATTENTIONS.items():
         try:
             found.append(attention(q, k, v, history))
-            times[name] = median_s(as_graph(lambda attention=attention: attention(q, k, v, history)))
+            times[name] = median_s(as_graph(partial(attention, q, k, v, history)))
         except (RuntimeError, NotImplementedError) as error:
             print(f"  {name}: {str(error).splitlines()[0][:150]}", flush=True)
     if any(not torch.allclose(found[0], other, atol=0.02, rtol=0.02) for other in found[1:]):
@@ -78,7 +79,8 @@ def as_graph(run: Callable[[], Any]) -> Callable[[], Any]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+    replay: Callable[[], Any] = graph.replay
+    return replay
 
 
 def points(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +30,7 @@ MANIFEST = Path(__file__).parents[1] / "k8s" / "base" / "graph.yaml"
 
 def cpu_s() -> dict[str, float]:
     """Kind of process -> seconds of CPU that all of them used."""
-    used = Counter[str]()
+    used = defaultdict[str, float](float)
     for kind, pid in graph_processes():
         with suppress(OSError, IndexError):
             ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]

@@ -43,7 +43,8 @@ class Model:
 
     def _pool(self, heads: int) -> tuple[list[Any], list[Any]]:
         shape = (2 * self.pages * PAGE, heads, self.dim)
-        return tuple([torch.ones(shape, dtype=torch.bfloat16) for _ in range(self.layers)] for _ in range(2))
+        keys, values = ([torch.ones(shape, dtype=torch.bfloat16) for _ in range(self.layers)] for _ in range(2))
+        return keys, values
 
     def slots(self, alone: bool) -> list[int]:
         """Pages of the pool."""
@@ -146,7 +147,7 @@ def rate(model: Model, work: Callable[[], object], repeats: int) -> float:
         started = time.thread_time()
         work()
         times_s.append(time.thread_time() - started)
-    return model.page_bytes * model.pages / min(times_s) / 1e9
+    return float(model.page_bytes * model.pages / min(times_s) / 1e9)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

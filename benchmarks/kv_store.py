@@ -43,6 +43,7 @@ from tests.workers.kv.store.store_lab import forget_all, session_ids
 from workers.engines import sglang_request
 from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang_settings import Device
 
 NARROW = TinyModel(layers=2, hidden_size=128, heads=4, kv_heads=2)
 WIDE = TinyModel(layers=2, hidden_size=1536, heads=2, kv_heads=1)
@@ -248,7 +249,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
             settings = SglangSettings(
                 model=make_tiny_model(Path(folder) / "model", sizes),
                 dtype="float32",
-                device="cpu",
+                device=Device.CPU,
                 max_total_tokens=pool,
                 kv_store_gib=1.0,
                 tp=arguments.tp,

@@ -118,7 +118,7 @@ def one_run(folder: Path, pools: str, options: Options) -> dict[str, Any]:
 
 def worker_pid(role: str) -> int:
     """The last worker of this process' graph that started in the role."""
-    found = [
+    found: list[int] = [
         child.pid
         for child in psutil.Process().children(recursive=True)
         if {"workers", "--role", role} <= set(child.cmdline())

@@ -135,8 +135,8 @@ class Row:
 def compared(replayed: Replayed, scraped: Scraped) -> list[Row]:
     """Every figure that both sides have."""
     result, done = replayed.result, [record for record in replayed.records if record.ttft_s is not None]
-    initial = [each.ttft_s for each in done if each.index == 0]
-    incremental = [each.ttft_s for each in done if each.index > 0]
+    initial = [each.ttft_s for each in done if each.ttft_s is not None and each.index == 0]
+    incremental = [each.ttft_s for each in done if each.ttft_s is not None and each.index > 0]
     itl_s = [each.itl_s for each in done if each.itl_s is not None]
     rounds = scraped.total(names.ROUNDS)
     return [

@@ -27,7 +27,7 @@ import random
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice, takewhile
@@ -55,6 +55,7 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
+from workloads.results import meets
 from workloads.trace import Round, Session
 
 PREFILL_S_PER_TOKEN, STEP_S = 8e-3, 0.1
@@ -147,11 +148,11 @@ def predicted_capacity(profile: str) -> float:
 
 def simulated_goodput(profile: str, rate: float, options: argparse.Namespace) -> float:
     """Rounds per second that meet both targets and end while sessions arrive."""
-    seconds = 60.0 * options.minutes
+    seconds: float = 60.0 * options.minutes
     sessions = list(takewhile(lambda session: session.arrival_s < seconds, _arrivals(rate, options.seed)))
     run = _simulated(profile, sessions, SimulationOptions(max_wait=MAX_WAIT))
-    ended = [each for each in run.rounds if each.error is None and each.sent_s + each.e2e_s < seconds]
-    return sum(each.ttft_s <= SLO.ttft_s and (each.itl_s or 0.0) <= SLO.itl_s for each in ended) / seconds
+    ended = [each for each in run.rounds if each.e2e_s is not None and each.sent_s + each.e2e_s < seconds]
+    return sum(meets(each, SLO) for each in ended) / seconds
 
 
 def _arrivals(rate: float, seed: int) -> Iterator[Session]:
@@ -289,7 +290,7 @@ class Watch:
 
     async def metrics(self) -> dict[str, float]:
         """Sums over the processes of the metrics that are of interest here."""
-        totals: Counter[str] = Counter()
+        totals = defaultdict[str, float](float)
         for process, target in self._targets.items():
             if process == "frontend":
                 continue

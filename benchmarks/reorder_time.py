@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ampd.perf.piecewise import PiecewiseModel, load_performance_model
-from ampd.policies.base import OrderingSituation
+from ampd.policies.base import OrderingSituation, Run
 from ampd.policies.ordering.ampd import AmpdOrdering
 from ampd.types import Parallelism, PrefillTask, Slo
 
@@ -79,7 +79,7 @@ def measure(window: int, load: Load, queues: int, seed: int) -> dict[str, Any]:
         sorted(queue, key=lambda task: task.arrival_s + task.slo.ttft_s)
         sorts_us.append((clock() - picked) / 1e3)
         picks_us.append((picked - start) / 1e3)
-        moved += pick.index > 0
+        moved += isinstance(pick, Run) and pick.index > 0
     p50_us = statistics.median(picks_us)
     return {
         "window": window,

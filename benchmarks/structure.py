@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 PRODUCT = ("ampd", "planner", "router", "workers", "workloads")
 MOST_PARAMETERS = 8
@@ -56,7 +57,7 @@ def classes(path: Path, tree: ast.Module) -> Iterator[ClassSize]:
             yield ClassSize(f"{path}:{node.name}", _parameters(node), len(_fields(node)), _is_record(node))
 
 
-def measured(root: Path) -> dict[str, object]:
+def measured(root: Path) -> dict[str, Any]:
     """All figures of a source tree."""
     lines: Counter[str] = Counter()
     code: Counter[str] = Counter()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-
-Result = TypeVar("Result")
+from collections.abc import Callable
+from typing import Any
 
 PATIENCE_S = 120.0
 """Upper bound of a wait for another process. A machine that runs several graphs is slow, and nothing is faster for a
@@ -16,9 +14,7 @@ shorter one."""
 _POLL_S = 0.005
 
 
-async def until(
-    ask: Callable[[], Result | Awaitable[Result]], timeout_s: float = PATIENCE_S, poll_s: float = _POLL_S
-) -> Result:
+async def until(ask: Callable[..., Any], timeout_s: float = PATIENCE_S, poll_s: float = _POLL_S) -> Any:
     """Ask until the answer is true, and return the answer. The clock is that of the event loop.
 
     Raises:
@@ -27,7 +23,7 @@ async def until(
     async with asyncio.timeout(timeout_s):
         while True:
             answer = ask()
-            result: Result = await answer if inspect.isawaitable(answer) else answer  # type: ignore[assignment]
+            result = await answer if inspect.isawaitable(answer) else answer
             if result:
                 return result
             await asyncio.sleep(poll_s)

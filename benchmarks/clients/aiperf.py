@@ -103,8 +103,8 @@ def rows(url: str, control: str, log_dir: Path, model: Path, folder: Path) -> li
     known, before = _epochs(control), scrape(log_dir)
     try:
         result = run(program, url, model, folder)
-    except AssertionError as error:
-        return [Row(CLIENT, feature, "60 sessions, one per turn", str(error))]
+    except AssertionError as failure:
+        return [Row(CLIENT, feature, "60 sessions, one per turn", str(failure))]
     epochs = {key: epoch for key, epoch in _epochs(control).items() if key not in known}
     since = scrape(log_dir).since(before)
     unnamed = since.total(names.ROUNDS_UNNAMED)

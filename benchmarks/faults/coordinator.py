@@ -20,7 +20,7 @@ def install() -> None:
         await start(coordinator)
         coordinator.control = await open_control(lambda: figures(coordinator))  # type: ignore[attr-defined]
 
-    Coordinator.start = controlled  # type: ignore[method-assign]
+    Coordinator.start = controlled
     install_tasks()
     install_clock()
 

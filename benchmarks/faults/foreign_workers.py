@@ -83,7 +83,8 @@ async def _use_foreign(scene: Scene) -> None:
         MissedMomentError: none has.
     """
     stage, foreign = scene.stage, {member.id for member in scene.kept["foreign"]}
-    scene.kept["newcomers"] = newcomers = []
+    newcomers: list[Agent] = []
+    scene.kept["newcomers"] = newcomers
     scene.kept["client"] = client = Client(lambda: [scene.client.next_url()], AnyText(), scene.client.bound_s)
     for count in _NEWCOMERS_AT_ONCE:
         names = [f"{stage.victim.session_id}-newcomer-{len(newcomers) + number}" for number in range(count)]

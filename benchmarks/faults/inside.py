@@ -138,7 +138,7 @@ def _name(task: asyncio.Task[Any]) -> str:
 def fail_on_demand(work: Callable[[], Any]) -> Callable[[], Any]:
     """The work of a long-lived task, which raises when `TASK_EXCEPTION` is armed."""
 
-    async def failing() -> None:
+    async def failing() -> Any:
         failure = asyncio.create_task(ARMED.task_failure.wait(), name="injected-failure")
         working = asyncio.ensure_future(work())
         try:

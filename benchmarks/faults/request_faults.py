@@ -127,7 +127,9 @@ async def _send_poison(scene: Scene) -> None:
         for name, options in POISON.items():
             body = {**completion([30] * 20, max_tokens=2), **options}
             scene.complaints += await complaints_of(http, name, _COMPLETIONS, body)
-        chats = [(name, {**chat(HELLO, max_tokens=2), **options}, {}) for name, options in POISON_CHATS.items()]
+        chats: list[tuple[str, Any, Mapping[str, str]]] = [
+            (name, {**chat(HELLO, max_tokens=2), **options}, {}) for name, options in POISON_CHATS.items()
+        ]
         chats.append(("a long session id", chat(HELLO, max_tokens=2), session(LONG_SESSION_ID)))
         for name, body, headers in chats:
             scene.complaints += await complaints_of(http, name, _CHATS, body, headers)

@@ -44,7 +44,7 @@ def install_engines() -> None:
         started._target, started._args = _in_engine, (str(faults), started._target, *started._args)
         return fork(process)
 
-    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     server.ensure_running = lambda: None  # it runs, but not as a child of this process
     patched: Any = multiprocessing
     patched.Process._Popen = staticmethod(start)

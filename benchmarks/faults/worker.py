@@ -75,7 +75,7 @@ def _install_control(figures: Callable[[Any], dict[str, Any]]) -> None:
         finally:
             server.close()
 
-    Worker.run = controlled  # type: ignore[method-assign]
+    Worker.run = controlled
 
 
 def figures(worker: Any) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def install_tasks() -> None:
     def failing(task: SupervisedTask, name: str, work: Any, *args: Any, **options: Any) -> None:
         begin(task, name, fail_on_demand(work), *args, **options)
 
-    SupervisedTask.__init__ = failing  # type: ignore[method-assign]
+    SupervisedTask.__init__ = failing
 
 
 def _install_kv() -> None:
@@ -122,7 +122,7 @@ def _install_kv() -> None:
                 return {**lie, "matched": 10**6, "descriptor": b"not a descriptor"}
         return await serve(exchange, request)
 
-    async def copy_faulty(exchange: ModelledExchange, *args: Any) -> int:
+    async def copy_faulty(exchange: ModelledExchange, *args: Any) -> tuple[int, bool]:
         """A copy that is in progress fails or stalls, too."""
         copying = asyncio.ensure_future(copy(exchange, *args))
         struck = asyncio.create_task(ARMED.until_armed(KV_COPY_FAILS, KV_STALLS))
@@ -139,8 +139,8 @@ def _install_kv() -> None:
         ARMED.strikes(KV_COPY_FAILS)
         raise ConnectionError("injected")
 
-    ModelledExchange.serve = serve_faulty  # type: ignore[method-assign]
-    ModelledExchange._copy = copy_faulty  # type: ignore[method-assign]
+    ModelledExchange.serve = serve_faulty
+    ModelledExchange._copy = copy_faulty
 
 
 def _install_publications() -> None:
@@ -161,7 +161,7 @@ def _install_publications() -> None:
         ]
         return replace(published, **kinds[ARMED.struck[NONSENSE] % len(kinds)])
 
-    Publisher._view = nonsensical  # type: ignore[method-assign]
+    Publisher._view = nonsensical
 
 
 def _install_engine() -> None:
@@ -197,12 +197,12 @@ def _install_engine() -> None:
             state = ContextHash(())
         return choose_before(source, state, *args)
 
-    choose_before, TokenSource.choose = TokenSource.choose, choose  # type: ignore[method-assign]
+    choose_before, TokenSource.choose = TokenSource.choose, choose
     admit_before = ModelledEngine._admit
-    ModelledEngine._decode_step = step  # type: ignore[method-assign]
-    TimeLine.work = hang  # type: ignore[method-assign]
-    ModelledEngine._admit = admit  # type: ignore[method-assign]
-    ModelledEngine._submit = die  # type: ignore[method-assign]
+    ModelledEngine._decode_step = step
+    TimeLine.work = hang
+    ModelledEngine._admit = admit
+    ModelledEngine._submit = die
 
 
 if __name__ == "__main__":

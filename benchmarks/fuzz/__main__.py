@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.fuzz import (
     children,
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _fuzz(target: Target, seed: str, count: int) -> tuple[dict[str, object], list[Failure]]:
+def _fuzz(target: Target, seed: str, count: int) -> tuple[dict[str, Any], list[Failure]]:
     verdicts: Counter[str] = Counter()
     failures: list[Failure] = []
     slowest_s = 0.0
@@ -117,7 +118,7 @@ def _fuzz(target: Target, seed: str, count: int) -> tuple[dict[str, object], lis
                 failures.append(verdict)
             else:
                 verdicts[verdict] += 1
-    row: dict[str, object] = {"target": target.name, "inputs": count, "failed": len(failures), "slowest_s": slowest_s}
+    row = {"target": target.name, "inputs": count, "failed": len(failures), "slowest_s": slowest_s}
     return {**row, "accepted": verdicts["accepted"], "refused": verdicts["refused"]}, failures
 
 

@@ -22,6 +22,7 @@ from ampd.cli.doctor.transport import measured
 from ampd.cli.serve import local_graphs
 from ampd.compiled import hash_of, notes_in, source_of
 from ampd.fork_server import ForkedProcess, ForkServer, ForkServerError, _checked, _receive
+from ampd.state.embedded import FOLDER_PREFIX
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
 
@@ -155,7 +156,7 @@ def _judge_rates(given: tuple[str, str]) -> None:
 
 def _find_graph(folder: Path, data: bytes) -> None:
     """A graph is found only if its Redis answers, and none answers here."""
-    place = folder / f"{local_graphs.FOLDER_PREFIX}x"
+    place = folder / f"{FOLDER_PREFIX}x"
     place.mkdir(exist_ok=True)
     (place / "graph.json").write_bytes(data)
     with patch.object(local_graphs, "servers_folder", lambda: folder):

@@ -284,7 +284,7 @@ def _take_report(value: Any) -> None:
     record.prefilled(report)
     record.read_increment(report)
     json.dumps(record.as_dict(), allow_nan=False)
-    batch = {name: report[name] for name in ("decode_batch", "decode_context_tokens") if name in report}
+    batch: dict[str, Any] = {name: report[name] for name in ("decode_batch", "decode_context_tokens") if name in report}
     _decide(checked(replace(_VIEW, held_tokens={"0" * 32: report["held_tokens"]}, **batch)))
 
 

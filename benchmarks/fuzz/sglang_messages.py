@@ -50,7 +50,7 @@ def _request(rng: random.Random) -> dict[str, Any]:
 def _parameters(given: dict[str, Any]) -> None:
     """What a coordinator lets through has parameters that SGLang can follow, or is refused with a status."""
     wanted = parse_round(given, LIMITS, VOCABULARY)
-    request = EngineRequest("rid", "s", wanted.token_ids, wanted.max_tokens, dict(given))
+    request = EngineRequest("rid", "s", list(wanted.token_ids), wanted.max_tokens, dict(given))
     parameters = sampling_params(request, VOCABULARY)
     assert all(0 <= token_id < VOCABULARY for token_id in parameters.get("stop_token_ids", ()))
     for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):

@@ -27,7 +27,7 @@ class Target:
 
     name: str
     make: Callable[[random.Random], Any]
-    run: Callable[[Any], None]
+    run: Callable[[Any], object]
     refusals: tuple[type[BaseException], ...]
 
 

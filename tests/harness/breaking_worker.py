@@ -12,5 +12,5 @@ def _break(_engine: ModelledEngine) -> NoReturn:
 
 
 if __name__ == "__main__":
-    ModelledEngine._admit = _break  # type: ignore[method-assign]
+    ModelledEngine._admit = _break
     exit_now(main())

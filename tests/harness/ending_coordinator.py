@@ -13,5 +13,5 @@ async def _end(process: CoordinatorProcess) -> None:
 
 
 if __name__ == "__main__":
-    CoordinatorProcess._register = _end  # type: ignore[method-assign]
+    CoordinatorProcess._register = _end
     exit_now(main())

@@ -21,7 +21,7 @@ def in_engine_processes(hook: Callable[..., None], *args: Any) -> Iterator[None]
 
     It goes inside `tests.harness.forked_engines.forked_engines`.
     """
-    start = multiprocessing.Process._Popen  # type: ignore[attr-defined]
+    start = multiprocessing.Process._Popen
 
     def start_with_hook(process: BaseProcess) -> Any:
         started: Any = process

@@ -227,8 +227,8 @@ class Graph:
     async def store(self) -> StateStore:
         return await open_store(self.redis_url, self.namespace, timeout_s=PATIENCE_S)
 
-    async def until_views(self, condition: Callable[[list[WorkerView]], Any], timeout_s: float = PATIENCE_S) -> Any:
-        """Wait until the shared state is as it should be; returns what `condition` gave."""
+    async def until_views(self, condition: Callable[..., Any], timeout_s: float = PATIENCE_S) -> Any:
+        """Wait until the shared state is as it should be; returns what `condition` gave for the workers' views."""
         store = await self.store()
         try:
             async with asyncio.timeout(timeout_s):

@@ -13,6 +13,6 @@ async def _hang(_engine: ModelledEngine) -> None:
 
 
 if __name__ == "__main__":
-    ModelledEngine._decode_step = _hang  # type: ignore[method-assign]
+    ModelledEngine._decode_step = _hang
     supervised.STALL_FLOOR_S = 1.0
     exit_now(main())

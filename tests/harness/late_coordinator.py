@@ -18,5 +18,5 @@ async def _unregister_late(card: ModelCard, endpoint: Any) -> None:
 
 
 if __name__ == "__main__":
-    ModelCard._unregister = _unregister_late  # type: ignore[method-assign]
+    ModelCard._unregister = _unregister_late
     exit_now(main())

@@ -21,5 +21,5 @@ def _die(engine: ModelledEngine, request: EngineRequest) -> ActiveRequest:
 
 
 if __name__ == "__main__":
-    ModelledEngine._submit = _die  # type: ignore[method-assign]
+    ModelledEngine._submit = _die
     exit_now(main())

@@ -40,7 +40,7 @@ def _is_slow(test: pytest.Item) -> bool:
     return any(test.get_closest_marker(name) for name in ("slow", "long"))
 
 
-class ByScope(LoadScopeScheduling):
+class ByScope(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each process one scope after the other, in the order of the tests."""
 
     def _split_scope(self, nodeid: str) -> str:

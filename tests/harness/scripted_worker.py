@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -28,8 +29,10 @@ class ScriptedSequence(ActiveRequest):
 
     def advance(self, choice: Choice, source: TokenSource) -> None:
         token_id = next_token(self.request.token_ids + choice.tokens)
-        played = SimpleNamespace(choose=lambda *_: Token(token_id, -0.5, ()))
-        super().advance(choice, source if token_id is None else played)
+        if token_id is not None:
+            played: Any = SimpleNamespace(choose=lambda *_: Token(token_id, -0.5, ()))
+            source = played
+        super().advance(choice, source)
 
 
 def next_token(context: list[int]) -> int | None:
@@ -46,5 +49,5 @@ def next_token(context: list[int]) -> int | None:
 
 
 if __name__ == "__main__":
-    workers.engines.modelled.ActiveRequest = ScriptedSequence
+    workers.engines.modelled.ActiveRequest = ScriptedSequence  # type: ignore[attr-defined]
     exit_now(main())

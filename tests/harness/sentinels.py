@@ -97,7 +97,7 @@ class Sentinels:
     def _start(self, folder: Path, stack: ExitStack) -> int:
         folder.mkdir()
         for _ in range(_PORTS_TRIED):
-            port = self._start_on(*free_ports(1), folder, stack)
+            port = self._start_on(free_ports(1)[0], folder, stack)
             if port is not None:
                 return port
         raise RuntimeError(f"no Sentinel started: {self.log()}")

@@ -246,7 +246,7 @@ async def read(
     return await engine.kv.fetch(request_id, keys, engine.kv.protect(request_id, keys), source, timeout_s)
 
 
-GREEDY = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}
+GREEDY: dict[str, Any] = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}
 
 
 async def local_round(pair: Pair, session: str, prompt: list[int], new: int) -> Round:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Self
 
 
 class TcpProxy:
@@ -30,7 +31,7 @@ class TcpProxy:
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
-    async def __aenter__(self) -> TcpProxy:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         return self
 

@@ -93,8 +93,8 @@ async def test_a_killed_decode_worker_s_round_goes_on_at_another(
 ) -> None:
     body = completion([11] * 50, max_tokens=OUTPUT_TOKENS)
     expected = await text_of(client, body)
-    options = {"json": {**body, "stream": True, "stream_options": {"include_usage": True}}}
-    async with client.stream("POST", "/v1/completions", headers=session("moved"), **options) as response:
+    streamed = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", "/v1/completions", headers=session("moved"), json=streamed) as response:
         stream = events(response)
         seen: list[dict[str, Any]] = []
         async for event in stream:

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -65,7 +66,7 @@ async def test_a_worker_goes_from_decode_over_mixed_to_prefill_while_its_session
     client: httpx.AsyncClient, graph: Graph, workers: list[str]
 ) -> None:
     mixed, changing = workers
-    name, made = "", {"decode_worker": mixed}
+    name, made = "", dict[str, Any](decode_worker=mixed)
     while made["decode_worker"] != changing:
         name = uuid.uuid4().hex
         _, made = await ask(client, PROMPT, name)

@@ -148,7 +148,9 @@ def server() -> Iterator[TcpRedis]:
 async def admin(server: TcpRedis) -> AsyncIterator[Any]:
     async with Redis.from_url(server.tcp_url) as client:
         await client.execute_command("ACL SETUSER ampd on >secret ~* &* +@all")
-        (Path((await client.config_get("dir"))["dir"]) / "a-folder").mkdir(exist_ok=True)
+        folder = (await client.config_get("dir"))["dir"]
+        assert folder is not None
+        (Path(folder) / "a-folder").mkdir(exist_ok=True)
         yield client
 
 

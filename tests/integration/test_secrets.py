@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -156,7 +157,7 @@ def redis_with(password: str) -> TcpRedis:
 def rounds(run: Run) -> dict[str, str]:
     """Rounds that go well, and errors of clients; returns the texts of the errors."""
     text = f"{PROMPT_WORD} " * 40
-    bodies = {
+    bodies: dict[str, dict[str, Any]] = {
         "served": {"prompt": text, "max_tokens": 4},
         "too long": {"prompt": text * 2000, "max_tokens": 4},
         "wrong type": {"prompt": text, "max_tokens": "many"},

@@ -224,7 +224,7 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
         graph.process.send_signal(signal.SIGINT)
         assert graph.process.wait(PATIENCE_S) == 0
         # The stream breaks off, or ends with an error if the coordinator has ended before the frontend.
-        received = []
+        received: list[str] = []
         with contextlib.suppress(httpx.HTTPError):
             received += lines
         assert "data: [DONE]" not in received or any("error" in line for line in received)

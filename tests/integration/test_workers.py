@@ -69,7 +69,7 @@ async def test_all_routes_give_the_same_tokens_and_move_what_is_missing(
     live: Driver, pair: tuple[str, str], mixed: str
 ) -> None:
     """Six rounds. Others need all memory between the sessions, so that none lives on what another left."""
-    outs = {}
+    outs: dict[str, list[list[int]]] = {}
     for routes in ("l" * 6, "r" * 6, (mixed * 6)[:6]):
         context, held, outs[routes] = [*PROMPT], 0, []
         for number, route in enumerate(routes):

@@ -237,7 +237,7 @@ def verdicts(rules: Path) -> dict[str, str]:
     files = {story: rules.with_name(f"story-{number}.yaml") for number, story in enumerate(STORIES)}
     for story, path in files.items():
         path.write_text(yaml.safe_dump(_promtool_test(story, rules)))
-    command = ["promtool", "test", "rules", *files.values()]
+    command = ["promtool", "test", "rules", *map(str, files.values())]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
     texts = result.stdout + result.stderr
     parts = dict(re.findall(r"^Unit Testing: +(\S+)\n(.*?)(?=^Unit Testing|\Z)", texts, re.DOTALL | re.MULTILINE))

@@ -31,7 +31,7 @@ def model_of(argv: list[str]) -> type[Settings]:
     """The settings that a command line of ours is parsed by."""
     python, dash_m, module, *flags = argv
     assert (python, dash_m) == ("python3", "-m")
-    models = {"router": CoordinatorSettings, "ampd.tiny_model": TinyModelSettings}
+    models: dict[str, type[Settings]] = {"router": CoordinatorSettings, "ampd.tiny_model": TinyModelSettings}
     return settings_model(chosen_engine(flags)) if module == "workers" else models[module]
 
 

@@ -3,6 +3,7 @@
 import copy
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ MISTAKES = {
 def test_a_mistake_in_the_graph_is_found(mistake: str) -> None:
     document = copy.deepcopy(graph_of(rendered("base")))
     (*way, last), value = MISTAKES[mistake]
-    place = document
+    place: Any = document
     for step in way:
         place = place[step]
     place[last] = value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -38,7 +39,12 @@ def test_the_same_plan_is_promised_only_of_a_search_that_ended(
 
 def test_other_circumstances_of_a_part_are_compared_with_the_part_as_planned() -> None:
     best = {"attainment": figure(0.989), "meets_slo": True}
-    result = {"layouts": [best], "rate": 3.0, "scale": 1, "variations": [varied("20 % less load", 0.981)]}
+    result: dict[str, Any] = {
+        "layouts": [best],
+        "rate": 3.0,
+        "scale": 1,
+        "variations": [varied("20 % less load", 0.981)],
+    }
     (section,) = _sensitivity(result)
     assert [row[:2] for row in section.rows] == [["as planned", "98.9%"], ["20 % less load", "98.1%"]]
     assert "of the cluster" not in " ".join(section.text)
@@ -64,7 +70,7 @@ def test_points_of_simulations_that_were_stopped_are_not_joined() -> None:
     curve = [point(18.0, 1.0, False), point(20.0, 0.995, False), point(22.0, 0.96, True), point(24.0, 0.98, True)]
     axes = Figure().add_subplot()
     _curves(axes, {"layouts": [layout | {"curve": curve}], "rate": 20.0}, "sessions_in_time", 0.99, "share")
-    joined = [list(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "-"]
+    joined = [list(np.asarray(line.get_xdata())) for line in axes.lines if line.get_linestyle() == "-"]
     assert [18.0, 20.0] in joined
     assert not any(len(xs) > 1 and {22.0, 24.0} & set(xs) for xs in joined)
     assert axes.get_ylim()[0] == pytest.approx(0.95)

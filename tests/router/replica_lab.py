@@ -16,6 +16,7 @@ from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
+from ampd.wire import KvReply, KvRequest
 from router.admission import AdmissionGate
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
@@ -41,6 +42,8 @@ PROMPT = list(range(100, 164))
 class FakeContext:
     """Dynamo's context, without Dynamo."""
 
+    trace_id: str | None = None
+
     def __init__(self) -> None:
         self._stopped = asyncio.Event()
         self.metadata: dict[str, str] = {}
@@ -53,6 +56,9 @@ class FakeContext:
 
     def stop_generating(self) -> None:
         self._stopped.set()
+
+    def trace_headers(self) -> dict[str, str] | None:
+        return None
 
     def detached(self, id: str) -> "FakeContext":  # noqa: ARG002
         return FakeContext()
@@ -82,7 +88,7 @@ class Workers:
     async def generate(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         return await self._start("generate", worker_id, request, context, None)
 
-    async def kv(self, worker_id: str, request: Any, timeout_s: float) -> dict[str, Any]:  # noqa: ARG002
+    async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:  # noqa: ARG002
         self.calls.append((f"kv {request['op']}", worker_id, request))
         if error := self.fail.get((f"kv {request['op']}", worker_id)):
             raise error
@@ -105,7 +111,7 @@ class Workers:
     ) -> AsyncIterator[dict[str, Any]]:
         with suppress(StateUnavailableError):
             await self.store.finish_tasks(worker_id, [request["task"]["task_id"]])
-        count = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
+        count: int = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
         context_tokens = len(request["token_ids"])
         if fails_after == HANGS:
             await asyncio.get_running_loop().create_future()

@@ -83,14 +83,14 @@ async def test_without_the_store_a_replica_s_own_rounds_keep_others_out_until_th
         refused, waiting = await until_refused(replica, endpoint)
         assert "the predicted wait is" in str(refused)
         assert (retry_after_s(str(refused)) or 0) >= 1
-        assert replica.view.worker(name).queue  # type: ignore[union-attr]
+        assert replica.view.worker(name).queue
         for each in waiting:
             each.cancel()
         await asyncio.wait(waiting)
-        assert replica.view.worker(name).queue == ()  # type: ignore[union-attr]
+        assert replica.view.worker(name).queue == ()
         del replica.workers.fail[endpoint, name]
         await replica.round("served")
-        assert replica.view.worker(name).queue == ()  # type: ignore[union-attr]
+        assert replica.view.worker(name).queue == ()
         state.restore()
         await until(lambda: replica.view.connected)
         assert {view.worker_id: view.queue for view in replica.view.workers()} == {"d1": (), "p1": ()}

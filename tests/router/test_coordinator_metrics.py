@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,7 +133,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     state = await cluster(*views)
     store = MemoryStore(state)
     workers = Workers(store)
-    settings = CoordinatorSettings(model="m", perf="tiny-cpu", retries=0, **flags)
+    settings = CoordinatorSettings(model=Path("m"), perf="tiny-cpu", retries=0, **flags)
     recorder = RoundRecorder()
     coordinator = Coordinator(
         settings,
@@ -189,7 +190,7 @@ async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longe
 
         return chunks()
 
-    site.workers.generate = endless  # type: ignore[method-assign]
+    site.workers.generate = endless
     try:
         context = Context()
         stream = site.coordinator.generate(
@@ -210,7 +211,7 @@ async def test_a_round_without_a_session_is_counted_only_by_the_coordinator_that
     site = await open_site(worker("d1"))
     try:
         await site.round(agent_context=None)
-        continued = {"token_ids": [*PROMPT, 64], "migration_link": link(None, len(PROMPT))}
+        continued: dict[str, Any] = {"token_ids": [*PROMPT, 64], "migration_link": link(None, len(PROMPT))}
         await site.round(agent_context=None, **continued)
         assert site.total("ampd_rounds_total") == 2
         assert site.total("ampd_rounds_without_session_total") == 1

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -107,7 +108,7 @@ async def test_a_short_lease_is_renewed_in_time() -> None:
 
 @virtually
 async def test_a_view_is_read_from_the_coordinator() -> None:
-    settings = CoordinatorSettings(model="m", routing="ampd(alpha=0.8)", binding="least-kv", ttft=0.5, itl=0.05)
+    settings = CoordinatorSettings(model=Path("m"), routing="ampd(alpha=0.8)", binding="least-kv", ttft=0.5, itl=0.05)
     store, window = MemoryStore(), RoundWindow()
     coordinator = Coordinator(
         settings,

@@ -57,12 +57,12 @@ async def test_a_session_that_begins_again_before_its_end_is_answered_keeps_what
                 raise StateUnavailableError("no answer")
             return bound
 
-        replica.store.end_session = slow  # type: ignore[method-assign]
+        replica.store.end_session = slow
         for agent in (FINAL, {"session_id": "s"}):
             async for _ in replica.chunks(agent_context=agent):
                 pass
             await asked.wait()
-        replica.store.end_session = end  # type: ignore[method-assign]
+        replica.store.end_session = end
         goes_on.set()
         await asyncio.gather(*replica.tasks)
         assert len(replica.ended) == 0

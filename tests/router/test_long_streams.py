@@ -62,7 +62,7 @@ def before_call(replica: Replica, worker_id: str, action: Callable[[], Awaitable
             await action()
         return await start(endpoint, called, *rest)
 
-    replica.workers._start = act  # type: ignore[method-assign, assignment]
+    replica.workers._start = act
 
 
 def sent(replica: Replica, endpoint: str, worker_id: str) -> dict[str, Any]:
@@ -185,7 +185,7 @@ async def test_a_stream_older_than_the_patience_ends_at_a_worker_whose_queue_is_
             clock.shift_s = 60.0
             raise ConnectionError("gone")
 
-        replica.workers.generate = generate  # type: ignore[method-assign, assignment]
+        replica.workers.generate = generate
         found = [token async for chunk in replica.chunks(token_ids=prompt) for token in chunk["token_ids"]]
         assert found == expected
         assert len(set(asked)) == len(asked) == 2

@@ -176,7 +176,7 @@ async def test_rounds_at_once_of_a_dead_worker_read_the_state_once() -> None:
                 await asyncio.sleep(0)
             return views
 
-        replica.store.snapshot = later  # type: ignore[method-assign]
+        replica.store.snapshot = later
         records = [record for _, record in await asyncio.gather(*(replica.round(name) for name in names))]
         assert {record["decode_worker"] for record in records} == {"d2"}
         assert replica.store.round_trips.calls["snapshot"] == before + 1
@@ -212,10 +212,10 @@ async def test_a_slow_answer_concerns_its_round_only() -> None:
         route = replica.store.route
 
         async def slow(*_: Any) -> Any:
-            replica.store.route = route  # type: ignore[method-assign]
+            replica.store.route = route
             raise StateSlowError("shared state needs longer")
 
-        replica.store.route = slow  # type: ignore[method-assign]
+        replica.store.route = slow
         tokens, _ = await replica.round("a")
         assert tokens == EXPECTED
         assert await replica.store.binding(session_key("", "a")) is None

@@ -232,7 +232,7 @@ async def test_a_leader_that_dies_is_replaced_after_its_lease_and_two_never_act(
             await hang.wait()
             return await assign(*arguments)  # type: ignore[arg-type]
 
-        first._store.assign_role = late  # type: ignore[method-assign, assignment]
+        first._store.assign_role = late
         stuck = asyncio.create_task(first.step())
         await hung.wait()
         assert not second_script.shown
@@ -315,10 +315,10 @@ def test_a_policy_that_fails_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
     good = script.change
 
     def bad(*_: object) -> Sequence[RoleChange]:
-        script.change = good  # type: ignore[method-assign]
+        script.change = good
         raise ZeroDivisionError("policy")
 
-    script.change = bad  # type: ignore[method-assign, assignment]
+    script.change = bad
 
     async def scenario() -> None:
         state = MemoryState(asyncio.get_running_loop().time)

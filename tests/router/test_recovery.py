@@ -224,7 +224,7 @@ async def test_workers_that_shut_down_under_a_round_did_not_die() -> None:
 
             return one_chunk()
 
-        replica.workers.generate = then_ends  # type: ignore[method-assign]
+        replica.workers.generate = then_ends
         with pytest.raises(RoundRefusedError, match="4 workers failed this round"):
             await replica.round()
         assert replica.services.deaths.count == 0
@@ -251,7 +251,7 @@ async def test_choices_that_the_client_has_seen_are_not_begun_again(first: dict[
     """Whichever of several choices comes first: another worker would send it a second time."""
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
     async with Replica(state) as replica:
-        replica.workers.generate = breaking(first)  # type: ignore[method-assign]
+        replica.workers.generate = breaking(first)
         chunks = replica.chunks(sampling_options={"n": 2})
         assert (await anext(chunks))["index"] == first["index"]
         with pytest.raises(RoundRefusedError, match="cannot be continued elsewhere") as refusal:
@@ -262,7 +262,7 @@ async def test_choices_that_the_client_has_seen_are_not_begun_again(first: dict[
 async def test_a_round_is_over_with_its_last_chunk_even_if_its_worker_is_lost_then() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
     async with Replica(state) as replica:
-        replica.workers.generate = breaking({"token_ids": [7], "index": 0, "finish_reason": "stop"})  # type: ignore[method-assign]
+        replica.workers.generate = breaking({"token_ids": [7], "index": 0, "finish_reason": "stop"})
         chunks = [chunk async for chunk in replica.chunks()]
         assert [chunk["token_ids"] for chunk in chunks] == [[7]]
         assert "d2" not in replica.workers.asked("generate")

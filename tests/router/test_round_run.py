@@ -70,13 +70,13 @@ async def test_a_client_that_leaves_before_the_worker_was_reached_leaves_no_entr
             context.stop_generating()
             raise WorkerLostError("p1", "unreachable")
 
-        called, replica.workers.prefill = replica.workers.prefill, never  # type: ignore[method-assign]
+        called, replica.workers.prefill = replica.workers.prefill, never
         chunks = [chunk async for chunk in replica.chunks(context=context)]
         assert chunks == []
         await asyncio.gather(*replica.tasks)
         assert replica.workers.asked("generate") == []
         assert await queues(state) == {}
-        replica.workers.prefill = called  # type: ignore[method-assign]
+        replica.workers.prefill = called
         again = (await replica.round())[1]["kept_tokens"]
         assert (again, (await replica.round())[1]["kept_tokens"]) == (0, len(PROMPT)), "no KV of the prompt had existed"
 
@@ -94,7 +94,7 @@ async def test_a_client_that_leaves_while_its_round_is_placed_leaves_no_entry(se
             await asyncio.sleep(0.01)
             return outcome
 
-        replica.store.route = slow  # type: ignore[method-assign]
+        replica.store.route = slow
         run = replica.run(session)
 
         stream = HandlerStream(run.serve)
@@ -125,13 +125,13 @@ async def test_a_call_that_no_worker_begins_leaves_no_entry(routing: str) -> Non
 
         async def nothing() -> AsyncIterator[Any]:
             context.stop_generating()
-            for chunk in ():
+            for chunk in tuple[Any, ...]():
                 yield chunk
 
         async def ignored(*_: Any) -> AsyncIterator[Any]:
             return nothing()
 
-        replica.workers.prefill = replica.workers.generate = ignored  # type: ignore[method-assign]
+        replica.workers.prefill = replica.workers.generate = ignored
         assert [chunk async for chunk in replica.chunks("s", context)] == []
         while replica.tasks:
             await replica.tasks.pop()

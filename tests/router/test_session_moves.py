@@ -136,6 +136,7 @@ async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
     async with Replica(state, "always-local", moves="any") as replica:
         await turned(replica)
         before = replica.services.sessions.binding(KEY)
+        assert before is not None
         assert (await replica.store.rebind(before, "d3", 60.0)).accepted
         _, record = await replica.round()
         assert (record["decode_worker"], record["epoch"]) == ("d3", 2)

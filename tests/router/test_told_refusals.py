@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ class Replica:
         self.store = MemoryStore(state)
         self.workers = Workers(self.store)
         self.coordinator = Coordinator(
-            CoordinatorSettings(model="m", perf="tiny-cpu", retries=0, **flags),
+            CoordinatorSettings(model=Path("m"), perf="tiny-cpu", retries=0, **flags),
             self.workers,
             self.store,
             CoordinatorPolicies(

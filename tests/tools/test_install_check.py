@@ -56,7 +56,7 @@ def test_the_cache_of_packages_needs_room_too(
 
 @pytest.mark.parametrize("version", [(3, 10, 13), (3, 14, 0)])
 def test_other_versions_of_python_are_refused(version: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(install_check.sys, "version_info", version)
+    monkeypatch.setattr("sys.version_info", version)
     assert "make PYTHON=python3.12" in problems(Path(".venv"), "")[0]
 
 
@@ -64,8 +64,8 @@ def test_other_versions_of_python_are_refused(version: tuple[int, ...], monkeypa
 def test_each_lack_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(install_check.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr(install_check.platform, "machine", lambda: "riscv64")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     assert main(tmp_path / "venv", "") == 2
     lines = capfd.readouterr().err.splitlines()
@@ -104,7 +104,7 @@ def test_a_gpu_without_a_compiler_is_reported(
 
 def test_the_headers_of_python_are_needed_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", programs(tmp_path / "bin", "nvidia-smi", "g++"))
-    monkeypatch.setattr(install_check.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
     assert any("Python's headers" in line for line in problems(tmp_path / "venv", "[sglang]"))
 
 

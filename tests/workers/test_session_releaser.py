@@ -91,7 +91,7 @@ async def test_a_session_that_goes_on_while_another_one_is_released_stays() -> N
         await second.__aenter__()
         return 64
 
-    kv.release_session = release  # type: ignore[method-assign]
+    kv.release_session = release
     assert await sessions.release_idle() == ["first"]
     await second.__aexit__(None, None, None)
     assert kv.released == ["first"], "the second one has begun a round meanwhile"

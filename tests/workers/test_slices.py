@@ -272,7 +272,7 @@ def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(
             decoding = asyncio.create_task(station.round(prompt_of(64), 2000, session="a"))
             await until(lambda: station.times.steps)
             station.ordering.now = Companions()
-            answers = [Compute(64), Compute(64), *[Wait(100.0)] * 100]
+            answers: list[Compute | Wait] = [Compute(64), Compute(64), *[Wait(100.0)] * 100]
             station.slicing.now = policy = script(*answers)
             station.times.per_token_s = 0.001
             cut = asyncio.create_task(station.round(prompt_of(300, seed=2), 2, session="b"))
@@ -340,7 +340,7 @@ def test_a_prefill_that_waits_for_the_batch_lets_a_more_urgent_one_pass(
             station.times.step_s, station.times.per_token_s = 0.001, 0.0001
             decoding = asyncio.create_task(station.round(prompt_of(64), 20_000, session="a"))
             await until(lambda: station.times.steps)
-            answers = [Compute(64), Compute(64), Wait(5.0), Compute(ENOUGH)]
+            answers: list[Compute | Wait] = [Compute(64), Compute(64), Wait(5.0), Compute(ENOUGH)]
             station.slicing.now = policy = script(*answers)
             loose = asyncio.create_task(station.round(prompt_of(300, seed=2), 1, session="b", ttft_s=20.0))
             await until(lambda: len(policy.asked) == 3)

@@ -129,7 +129,7 @@ def _scripts() -> st.SearchStrategy[list[tuple[float, Chunk]]]:
     pauses = st.sampled_from([0.0, 0.01, 0.09, 0.5, 3.0])
     choice = st.integers(0, 2)
     some_tokens = st.lists(st.integers(0, 9), max_size=4)
-    more = st.sampled_from([{}, {}, {}, {"log_probs": True}, {"engine_data": {}}])
+    more: st.SearchStrategy[dict[str, Any]] = st.sampled_from([{}, {}, {}, {"log_probs": True}, {"engine_data": {}}])
     parts = st.tuples(pauses, choice, some_tokens, more)
     return st.tuples(st.lists(parts, max_size=30), st.permutations([0, 1, 2])).map(_script)
 

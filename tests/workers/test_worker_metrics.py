@@ -59,7 +59,7 @@ class Station:
 
 
 @asynccontextmanager
-async def stations(folder: Path, slicing: Any = None, **times: float) -> AsyncIterator[tuple[Lab, Station, Station]]:
+async def stations(folder: Path, slicing: Any = None, **times: Any) -> AsyncIterator[tuple[Lab, Station, Station]]:
     """A prefill worker `P` and a decode worker `D` that read from each other."""
     lab, store = Lab(folder, Times(**times)), MemoryStore()
     async with AsyncExitStack() as stack:
@@ -67,7 +67,7 @@ async def stations(folder: Path, slicing: Any = None, **times: float) -> AsyncIt
         for name, role in (("P", Role.PREFILL), ("D", Role.DECODE)):
             engine = await stack.enter_async_context(lab.engine(name))
             both.append(Station(name, role, engine, lab.times, store, slicing or create("slicing", "whole")))
-        yield lab, *both
+        yield lab, both[0], both[1]
 
 
 async def remote_round(

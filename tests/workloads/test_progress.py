@@ -25,11 +25,11 @@ def test_a_large_file_shows_its_progress_on_a_terminal(
     monkeypatch.setattr(sys, "stderr", out())
     (tmp_path / "t.jsonl").write_text("{}\n" * 3)
     assert len(list(numbered_lines(tmp_path / "t.jsonl"))) == 3
-    assert ("reading t.jsonl" in sys.stderr.getvalue()) is shows  # type: ignore[attr-defined]
+    assert ("reading t.jsonl" in sys.stderr.getvalue()) is shows
 
 
 def test_a_small_file_shows_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     (tmp_path / "t.jsonl").write_text("{}\n")
     list(numbered_lines(tmp_path / "t.jsonl"))
-    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]
+    assert sys.stderr.getvalue() == ""

@@ -69,7 +69,7 @@ def test_unsent_rounds_of_failed_sessions_are_missed_and_unended_sessions_do_not
 
 
 def test_rounds_have_percentiles_of_their_mean_gap_beside_those_of_single_gaps() -> None:
-    gaps_s = ([0.01] * 9 + [0.2], [0.02, 0.02], [])
+    gaps_s: tuple[list[float], ...] = ([0.01] * 9 + [0.2], [0.02, 0.02], [])
     done = [RoundRecord("a", n, 0.0, PromptTokens(0, 1), ttft_s=0.5, gaps_s=each) for n, each in enumerate(gaps_s)]
     result = summarise(done, {"a": 3}, SLO, 1.0)
     assert result["mean_itl_s"]["p50"] == pytest.approx((0.029 + 0.02) / 2)

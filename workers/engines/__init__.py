@@ -22,9 +22,7 @@ from workers.settings import WorkerSettings
 def settings_model(engine: str) -> type[WorkerSettings]:
     """The worker settings together with those of `engine` (none if it is unknown), as one flat set of flags."""
     bases = (*_engine_settings(engine), WorkerSettings)
-    combined: Any = create_model("WorkerSettings", __base__=bases, __doc__=WorkerSettings.__doc__)
-    model: type[WorkerSettings] = combined
-    return model
+    return create_model("WorkerSettings", __base__=bases, __doc__=WorkerSettings.__doc__)
 
 
 def performance_model(settings: WorkerSettings) -> PerformanceModel:

@@ -101,16 +101,16 @@ def memory_bytes(_free: Any) -> int:
     return total if limit is None else min(total, limit)
 
 
-def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> None:
+def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> Any:
     """Where SGLang falls back to vLLM's compiled kernel (absent here), give it the same function in torch."""
     name = "vllm._custom_ops"
     if name in sys.modules:
-        return original(*args, **kwargs)  # type: ignore[no-any-return]
+        return original(*args, **kwargs)
     stand_in = ModuleType(name)
     stand_in.rotary_embedding = rotary_embedding  # type: ignore[attr-defined]
     sys.modules[name] = stand_in
     try:
-        return original(*args, **kwargs)  # type: ignore[no-any-return]
+        return original(*args, **kwargs)
     finally:
         del sys.modules[name]
 

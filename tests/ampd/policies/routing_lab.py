@@ -10,7 +10,7 @@ from tests.ampd.policies import situations
 
 
 @dataclass(frozen=True)
-class PlainModel:
+class PlainModel(PerformanceModel):
     """10 ms a pass and 1 ms a token; 5 ms a step and 1 ms a sequence; 10 us a token moved; 1 us reloaded."""
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002

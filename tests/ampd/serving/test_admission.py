@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.perf.model import PerformanceModel
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, RefusalReason, is_in_progress, patience_s
 from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
 
@@ -11,7 +12,7 @@ SLO = Slo(ttft_s=2.0, itl_s=0.1)
 WAIT_S = 8.0 * SLO.ttft_s
 
 
-class Model:
+class Model(PerformanceModel):
     """A prefill takes a second per 1000 new tokens, a decode step a centisecond per round."""
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
@@ -23,6 +24,9 @@ class Model:
         return batch / 100
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:  # noqa: ARG002
+        return 0.0
+
+    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
         return 0.0
 
 

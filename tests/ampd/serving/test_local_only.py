@@ -1,8 +1,10 @@
+from typing import Any
+
 import pytest
 
 from ampd.serving.local_only import local_only, uncarried_option
 
-STOCK = {
+STOCK: dict[str, dict[str, Any]] = {
     "sampling_options": dict.fromkeys(["n", "best_of", "presence_penalty", "temperature", "seed", "guided_decoding"]),
     "stop_conditions": {"max_tokens": 8, "stop": ["x"], "stop_token_ids_hidden": [2], "min_tokens": 3},
     "output_options": {"logprobs": 2, "prompt_logprobs": None},
@@ -11,7 +13,7 @@ STOCK = {
 }
 
 
-def with_option(part: str, name: str, value: object) -> dict[str, dict[str, object]]:
+def with_option(part: str, name: str, value: object) -> dict[str, dict[str, Any]]:
     return {**STOCK, part: {**STOCK[part], name: value}}
 
 

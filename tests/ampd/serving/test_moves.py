@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,10 @@ MODEL = analytic_model("qwen3-32b", "h20")
 SLO = Slo(1.0, 0.04)
 NOW_S = 100.0
 TASK = PrefillTask("t", "s", 4000, 500, NOW_S, SLO)
-SIZES = {"kv_capacity_tokens": 200_000, "max_context_tokens": 200_000}
+SIZES: dict[str, Any] = {"kv_capacity_tokens": 200_000, "max_context_tokens": 200_000}
 OWNER = WorkerView("a", Role.DECODE, Parallelism(4), kv_used_tokens=20_000, held_tokens={"s": 4000}, **SIZES)
 OTHER = WorkerView("b", Role.DECODE, Parallelism(4), kv_used_tokens=10_000, **SIZES)
-CROWDED = {"decode_batch": 200, "decode_context_tokens": 1_200_000}
+CROWDED: dict[str, Any] = {"decode_batch": 200, "decode_context_tokens": 1_200_000}
 
 
 def local(worker: WorkerView, total_s: float = 0.1) -> RouteDecision:
@@ -50,7 +51,7 @@ def due(
 
 
 def reason(move: Move | None) -> str | None:
-    return move and move.reason
+    return move.reason if move else None
 
 
 def test_a_session_stays_where_it_is_served_in_time() -> None:
@@ -116,7 +117,11 @@ def test_two_equal_owners_do_not_exchange_sessions() -> None:
     """Whatever load both have: where one is bad enough to leave, the other is too bad to come to."""
     for batch in range(1, 300, 7):
         for used_tokens in range(10_000, 200_000, 19_000):
-            load = {"decode_batch": batch, "decode_context_tokens": batch * 5000, "kv_used_tokens": used_tokens}
+            load: dict[str, Any] = {
+                "decode_batch": batch,
+                "decode_context_tokens": batch * 5000,
+                "kv_used_tokens": used_tokens,
+            }
             assert reason(due(replace(OWNER, **load), (replace(OTHER, **load),))) is None
 
 

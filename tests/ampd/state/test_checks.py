@@ -23,14 +23,14 @@ def test_what_the_types_ask_for_is_returned() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (replace(VIEW, worker_id=7), "worker_id is no text"),
+        (replace(VIEW, worker_id=7), "worker_id is no text"),  # type: ignore[arg-type]
         (replace(VIEW, held_tokens={"s": -1}), "held_tokens is no whole number"),
-        (replace(VIEW, held_tokens={"s": 1.5}), "held_tokens is no table"),
-        (replace(VIEW, held_tokens=["s"]), "held_tokens is no table"),
+        (replace(VIEW, held_tokens={"s": 1.5}), "held_tokens is no table"),  # type: ignore[dict-item]
+        (replace(VIEW, held_tokens=["s"]), "held_tokens is no table"),  # type: ignore[arg-type]
         (replace(VIEW, queue=(replace(TASK, incr_tokens=-1),)), "queue incr_tokens is no whole number"),
         (replace(TASK, arrival_s=math.nan), "arrival_s is no finite number"),
         (replace(TASK, slo=Slo(-1.0, 0.1)), "slo ttft_s is negative"),
-        (replace(TASK, session_missed=1), "session_missed is neither"),
+        (replace(TASK, session_missed=1), "session_missed is neither"),  # type: ignore[arg-type]
     ],
 )
 def test_a_wrong_field_is_named(wrong: Any, message: str) -> None:

@@ -132,7 +132,7 @@ async def test_namespaces_share_a_redis_apart(redis_server: TcpRedis, make: Any)
     await other_store.end_session("marker")
     assert await other_store.snapshot() == []
     assert await other_store.binding("s1") is None
-    assert (await anext(watcher)).session_id == "marker"  # type: ignore[union-attr]
+    assert (await anext(watcher)).session_id == "marker"
     await watcher.aclose()
     await store.close()
     await other_store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -111,7 +111,10 @@ async def test_answers_that_no_script_gives_are_a_lost_state(monkeypatch: pytest
         lambda: store.recent_load(),
         lambda: store.overview(),
     )
-    for answer in ([], [b"x"], [True, "a"], {}, [1, -1, b"d1"], [[b"1"], 2, b"d1"], 7, [b"12", [b"view"], 3]):
+    answers: Sequence[object] = (
+        [], [b"x"], [True, "a"], {}, [1, -1, b"d1"], [[b"1"], 2, b"d1"], 7, [b"12", [b"view"], 3]
+    )  # fmt: skip
+    for answer in answers:
 
         async def answered(*_: object, answer: object = answer) -> object:
             return answer

@@ -25,7 +25,11 @@ UNPARSED = httpx.Response(500, json={"message": "Failed to parse chat completion
 
 
 def test_an_exception_in_a_coordinator_is_a_complaint() -> None:
-    lines = [{"message": "round refused"}, {"message": COORDINATOR_FAILED, "level": "ERROR"}, {"other": 1}]
+    lines: list[dict[str, Any]] = [
+        {"message": "round refused"},
+        {"message": COORDINATOR_FAILED, "level": "ERROR"},
+        {"other": 1},
+    ]
     assert unexpected_failures("coordinator-1", lines) == [f"coordinator-1: {COORDINATOR_FAILED}"]
     assert unexpected_failures("coordinator-1", lines[:1]) == []
 

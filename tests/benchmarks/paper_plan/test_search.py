@@ -33,8 +33,8 @@ def cache(tmp_path: Path) -> CurveCache:
 
 def test_known_curves_are_not_simulated_again(cache: CurveCache) -> None:
     found = simulated_capacities(CASE, cache, 1)
-    for phase, table in (("prefill", found.prefill), ("decode", found.decode)):
-        assert table == {degree: [rate_of(phase, degree)] * len(LEVELS) for degree in (1, 2)}
+    assert found.prefill == {degree: [rate_of("prefill", degree)] * len(LEVELS) for degree in (1, 2)}
+    assert found.decode == {degree: [rate_of("decode", degree)] * len(LEVELS) for degree in (1, 2)}
     assert found.kv_tokens == CASE.kv_capacity_tokens
 
 
@@ -58,7 +58,7 @@ def test_each_prefix_counts_once() -> None:
     def sharing(tokens: int, name: str) -> Session:
         prefix = SharedPrefix(id=name, tokens=tokens)
         return Session(
-            session_id="s", arrival_s=0.0, rounds=[Round(incr_tokens=100, output_tokens=1)], shared_prefix=prefix
+            session_id="s", arrival_s=0.0, rounds=(Round(incr_tokens=100, output_tokens=1),), shared_prefix=prefix
         )
 
     assert prefix_tokens([sharing(80, "p"), sharing(90, "p"), sharing(10, "q"), *CASE.sessions]) == 100

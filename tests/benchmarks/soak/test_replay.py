@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from ampd.tiny_model import tiny_model_path
@@ -15,9 +14,7 @@ from tests.waiting import until
 class ServedAtOnce(Client):
     """A client whose rounds all complete."""
 
-    async def send(
-        self, session_id: str, _prompt: Sequence[int], _tokens: int, *, is_final: bool = False, **_: Any
-    ) -> RoundResult:
+    async def send(self, session_id: str, *_: Any, is_final: bool = False, **_options: Any) -> RoundResult:
         result = RoundResult(session_id, time.monotonic(), ending=Ending.COMPLETED, is_final=is_final)
         self.results.append(result)
         await asyncio.sleep(0)

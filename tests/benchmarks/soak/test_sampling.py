@@ -1,6 +1,7 @@
 """The samples of a soak's processes."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from benchmarks.faults.redis_proxy import RedisProxy
 from benchmarks.faults.redis_server import FaultyRedis
 from benchmarks.soak import sampling
 from benchmarks.soak.sampling import REDIS, Sampler
-from benchmarks.soak.trend import UNSETTLED
+from benchmarks.soak.trend import NIXL_PEERS, UNSETTLED
 from tests.waiting import until
 
 
@@ -52,7 +53,7 @@ def test_connections_count_only_a_while_after_the_usual_processes_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(sampling.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     unused = cast("Any", None)
     graph = LiveGraph(tmp_path, unused, unused, unused)
     members = [member(graph, f"{kind}-{number}") for kind in KINDS for number in range(PAIR)]
@@ -90,7 +91,7 @@ def test_peers_count_as_too_many_beyond_the_workers_that_ran_lately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 100.0
-    monkeypatch.setattr(sampling.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     unused = cast("Any", None)
     graph = LiveGraph(tmp_path, unused, unused, unused)
     first, second, third = (member(graph, name) for name in ("prefill-0", "decode-1", "decode-2"))
@@ -98,7 +99,7 @@ def test_peers_count_as_too_many_beyond_the_workers_that_ran_lately(
 
     def beyond(peers: float) -> float:
         sampler._note_workers()
-        sampler._add(first.name, {sampling.NIXL_PEERS: peers})
+        sampler._add(first.name, {NIXL_PEERS: peers})
         return sampler.series[first.name, sampling.NIXL_PEERS_BEYOND][-1][1]
 
     assert beyond(2.0) == 0.0

@@ -77,7 +77,7 @@ async def test_rounds_end_properly_and_nothing_is_left(tmp_path: Path, monkeypat
     assert (result.rounds["lost"], result.rounds["wrong"]) == (0, 0)
     assert result.rounds["completed"] > 0
     assert result.events.total() > 0
-    figures = {}
+    figures: dict[str, set[str]] = {}
     for line in samples.read_text().splitlines():
         sample = json.loads(line)
         figures.setdefault(sample["process"].rpartition("-")[0] or REDIS, set()).update(sample)

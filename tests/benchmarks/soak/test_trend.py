@@ -1,6 +1,7 @@
 """Growth is found in noise; a figure that has stopped growing, or of a process that did not live on, is flat."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -9,7 +10,7 @@ from benchmarks.soak.trend import UNSETTLED, Point, slope, trends
 MINUTES = 30
 
 
-def series(value, *, first_s: float = 0.0) -> list[Point]:
+def series(value: Callable[[int], float], *, first_s: float = 0.0) -> list[Point]:
     return [(float(at_s), value(at_s)) for at_s in range(int(first_s), MINUTES * 60, 5)]
 
 

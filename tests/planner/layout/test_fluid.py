@@ -52,7 +52,7 @@ def rate_of(costs: Costs, layout: Layout, *, has_local: bool = True) -> float:
     rows: list[list[float]] = []
     limits: list[float] = []
 
-    def limit(terms: dict[int, float], most: float) -> None:
+    def limit(terms: Mapping[int, float], most: float) -> None:
         rows.append([terms.get(column, 0.0) for column in range(width)])
         limits.append(most)
 

@@ -14,7 +14,7 @@ from planner.layout import goodput_search as search_module
 from planner.layout.costs import Costs
 from planner.layout.goodput_search import Search, centres_of
 from planner.layout.layout import Layout
-from planner.layout.trial import Horizon, Trial, TrialTask
+from planner.layout.trial import SHORT, Horizon, Trial, TrialTask
 from planner.layout.trials import Trials
 
 from .lab import CASE as LAB_CASE
@@ -34,7 +34,7 @@ def carrying(rate: float) -> set[Layout]:
 
 
 def horizons() -> tuple[Horizon, Horizon]:
-    return search_module.SHORT, search_module._CONFIRMS["horizon"]
+    return SHORT, search_module._CONFIRMS["horizon"]
 
 
 @pytest.mark.slow

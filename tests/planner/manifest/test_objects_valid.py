@@ -13,10 +13,10 @@ from ampd.types import Parallelism
 from planner.layout.layout import Layout
 from planner.manifest.planned import MODELS_MOUNT
 from router.settings import CoordinatorSettings
-from tests.k8s.pods import pods
+from tests.k8s.pods import pods, selects
 from tests.k8s.schema import problems
 from tests.k8s.test_commands import FRONTENDS, each_process, parsed
-from tests.k8s.test_meaning import USER_PROVIDED, references, selects
+from tests.k8s.test_meaning import USER_PROVIDED, references
 from workers.settings import WorkerSettings
 
 from .lab import DEPLOYMENT, MIXED, Object, by_identity, main, objects_of

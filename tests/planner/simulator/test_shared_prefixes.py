@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -45,7 +46,7 @@ class Asked:
         return REMOTE.routing.route(situation)
 
 
-def computed(sessions: list[Session], chosen=LOCAL, **how: object) -> dict[str, int]:  # type: ignore[no-untyped-def]
+def computed(sessions: list[Session], chosen=LOCAL, **how: Any) -> dict[str, int]:  # type: ignore[no-untyped-def]
     """Tokens that prefills computed, by session."""
     done = run(sessions, single(), chosen, replace(TIMELINE, **how))
     assert not any(record.error for record in done.rounds)

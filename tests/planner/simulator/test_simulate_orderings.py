@@ -48,10 +48,10 @@ def check_each_round_once(done: SimulationRun, sessions: Sequence[Session]) -> N
     for each in done.rounds:
         ended[each.session_id].append(each)
     assert set(ended) == {each.session_id for each in sessions}
-    for each in sessions:
-        rounds = ended[each.session_id]
+    for planned in sessions:
+        rounds = ended[planned.session_id]
         assert [record.index for record in rounds] == list(range(len(rounds)))
-        assert len(rounds) == len(each.rounds) or rounds[-1].error
+        assert len(rounds) == len(planned.rounds) or rounds[-1].error
         assert not any(record.error for record in rounds[:-1])
 
 

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -53,7 +54,7 @@ class Frontend:
         return app
 
     def runner(self) -> web.AppRunner:
-        limits = {"max_field_size": 1 << 20}
+        limits: Any = {"max_field_size": 1 << 20}
         return web.AppRunner(self.application(), handler_cancellation=True, auto_decompress=False, **limits)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:

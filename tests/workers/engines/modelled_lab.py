@@ -11,6 +11,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ampd.page_keys import page_keys
+from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineOutput, EngineRequest
@@ -21,7 +22,7 @@ from workers.kv.exchange import KvFetch
 
 
 @dataclass
-class Times:
+class Times(PerformanceModel):
     """A performance model of constants; it notes what it was asked."""
 
     per_token_s: float = 0.0

@@ -42,7 +42,7 @@ async def engine(lab: Lab) -> AsyncIterator[ModelledEngine]:
 async def test_every_route_gives_the_same_tokens(lab: Lab) -> None:
     """Six rounds: local, remote and alternating, on pairs that share nothing."""
 
-    async def session(routes: str) -> list[list[int]]:
+    async def session(routes: list[str]) -> list[list[int]]:
         lab.peers.engines.clear()
         context, rounds = prompt_of(300), []
         async with lab.engine("P") as prefill, lab.engine("D") as decode:
@@ -316,7 +316,7 @@ async def test_a_profile_without_times_of_reloads_is_said_once(lab: Lab, caplog:
     def lacks(*_: object) -> float:
         raise UserError("old.json: no times of reloads")
 
-    lab.times.reload_s = lacks  # type: ignore[method-assign]
+    lab.times.reload_s = lacks
     async with lab.engine("S", capacity=400) as engine:
         for _ in range(2):
             for seed in (1, 2):
@@ -417,7 +417,7 @@ async def test_a_failing_time_line_ends_everybody_and_says_so(lab: Lab, engine: 
     def fail(*_: object) -> float:
         raise ZeroDivisionError("the model broke")
 
-    lab.times.prefill_s = fail  # type: ignore[method-assign]
+    lab.times.prefill_s = fail
     async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(EngineLostError):
             await run(engine, prompt_of(100), 5)

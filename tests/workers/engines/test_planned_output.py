@@ -15,7 +15,7 @@ from workers.engines.planned_output import OutputPlanner
 from workers.engines.replies import Replies
 
 END = "<|im_end|>"
-EOS = {"eos_token_ids": [2]}
+EOS: dict[str, Any] = {"eos_token_ids": [2]}
 CALLS = [{"name": "search", "arguments": {"q": "rain"}}, {"name": "search", "arguments": {"q": "wind"}}]
 CALL_TEXT = '<tool_call>\n{"name": "search", "arguments": {"q": "rain"}}\n</tool_call>'
 SCRIPT = ({"content": "I look."}, {"content": "now:", "tool_calls": CALLS[:1]}, {"text": " raw "})

@@ -25,7 +25,7 @@ def test_a_session_with_lines_of_its_own_has_only_those(tmp_path: Path) -> None:
 
     def found(session: str, turn: int, tenant: str = "") -> str | None:
         reply = replies.find(tenant, session, turn)
-        return reply and (reply.text or reply.message["content"])
+        return (reply.text or reply.message["content"]) if reply else None
 
     assert [found("single-1", turn) for turn in range(3)] == ["a", "c", None]
     assert [found(session_key("", "s"), turn) for turn in range(2)] == ["b", None]

@@ -486,7 +486,7 @@ async def a_peer_is_killed(pair: Pair, prompt: list[int], expected: list[int]) -
             return lease
         raise ConnectionError("the worker is gone")
 
-    pair.peers.call = from_memory  # type: ignore[method-assign]
+    pair.peers.call = from_memory
     request_id = rid()
     fetched = await read(pair.decode, request_id, prompt, "P", 3.0)
     assert fetched.tokens == 0

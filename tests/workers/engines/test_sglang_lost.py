@@ -30,6 +30,7 @@ from tests.harness.sglang_pair import run, text
 from tests.waiting import PATIENCE_S
 from workers.engines import sglang_warm_up
 from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang_settings import Device
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
@@ -43,7 +44,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @asynccontextmanager
 async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
     inner = SglangEngine(
-        SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000, kv_checksums="all", tp=tp)
+        SglangSettings(
+            model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000, kv_checksums="all", tp=tp
+        )
     )
     engine = SupervisedEngine(inner, load_performance_model("tiny-cpu"))
     await engine.start()
@@ -91,7 +94,7 @@ class LateProcess:
 
 
 async def test_the_event_loop_goes_on_while_killed_processes_end(model: Path) -> None:
-    engine: Any = SglangEngine(SglangSettings(model=model, device="cpu"))
+    engine: Any = SglangEngine(SglangSettings(model=model, device=Device.CPU))
     engine._processes = [LateProcess(), LateProcess()]
     await engine._end_processes(grace_s=0.0)
     assert engine._processes == []
@@ -102,7 +105,7 @@ async def test_the_event_loop_goes_on_while_killed_processes_end(model: Path) ->
 async def test_an_engine_that_is_gone_while_it_warms_up_does_not_start(
     model: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine: Any = SglangEngine(SglangSettings(model=model, dtype="float32", device="cpu", max_total_tokens=8000))
+    engine: Any = SglangEngine(SglangSettings(model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000))
     read_info = engine._read_info
 
     def gone() -> Any:
@@ -198,7 +201,7 @@ async def test_a_detokenizer_that_stands_still_is_noticed_while_prefills_go_on(
         monkeypatch.setattr(supervised, "STALL_FLOOR_S", 3.0)
         monkeypatch.setattr(engine, "_may_restart", lambda: False)  # the start of the next one is tested above
         os.kill(victim, signal.SIGSTOP)
-        stored_before, calls = engine.kv.activity, []
+        stored_before, calls = engine.kv.activity, list[asyncio.Task[Any]]()
         async with asyncio.timeout(PATIENCE_S):
             while not lost.done():
                 number = len(calls) + 1

@@ -237,7 +237,7 @@ async def test_the_worker_is_absent_while_its_engine_starts_and_stays_so_if_it_d
     async with Lab(model_folder, Times()).engine("D") as engine, asyncio.timeout(PATIENCE_S):
         watched = SupervisedEngine(engine, Times())
         lost = asyncio.create_task(watched.wait_lost(absence))
-        engine._model.decode_step_s = broken  # type: ignore[method-assign]
+        engine._model.decode_step_s = broken
         while not lost.done():
             with pytest.raises(EngineLostError):
                 await run(watched, prompt_of(100), 5)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -100,7 +101,7 @@ def test_what_is_no_object_is_refused(fields: object) -> None:
         KvGeometry.from_json(fields)
 
 
-def of_kv(**change: int) -> KvGeometry:
+def of_kv(**change: Any) -> KvGeometry:
     return replace(GEOMETRY, pools=(replace(KV, sections=(replace(KV.sections[0], **change),)), MAMBA))
 
 

@@ -11,14 +11,14 @@ from workers.kv import rank_messages as messages
 
 KEYS = page_keys(list(range(48)), 16, tenant="")
 
-TO_RANK = [
+TO_RANK: list[messages.ToRank] = [
     messages.Write(3, {"kv": ([0, 2], [64, 128])}),
     messages.Write(3, None),
     messages.Allow(1, "r", {"kv": messages.Records(messages.joined(KEYS), [0, 64, 128])}),
     messages.Drop(2, "r"),
     messages.Settle(4),
 ]
-TO_WORKER = [
+TO_WORKER: list[messages.ToWorker] = [
     messages.Hello(1, {"page_size": 16}, ["slow"]),
     messages.Refused(0, "another kind of KV"),
     messages.Offer(5, "s", {"kv": messages.joined(KEYS)}),

@@ -3,6 +3,7 @@
 import ctypes
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_parameters_may_follow_the_name() -> None:
         ({"routing": "threshold(tokens)"}, "give parameters as name=value"),
     ],
 )
-def test_a_wrong_policy_is_one_line(flags: dict[str, str], words: str) -> None:
+def test_a_wrong_policy_is_one_line(flags: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError) as caught:
         check_policies(ServeSettings(**flags))
     assert words in str(caught.value)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from datetime import date
 from itertools import permutations
 
 import pytest
@@ -38,7 +39,7 @@ def exact_model() -> PiecewiseModel:
     return PiecewiseModel(
         PerformanceProfile(
             provenance=Provenance(
-                kind="analytic", source="test", model="none", gpu="none", date="2026-01-01", method="exact ticks"
+                kind="analytic", source="test", model="none", gpu="none", date=date(2026, 1, 1), method="exact ticks"
             ),
             workers=(ParallelismCurves(tp=1, prefill=PrefillCurve(segments=(segment,)), decode=decode),),
         )

@@ -20,7 +20,7 @@ NOW_S = 64.0
 RANKED = ("edf", "hrrn", "shortest-prefill-first", "jct")
 
 
-class LinearModel:
+class LinearModel(PerformanceModel):
     """One new token takes 1/1024 s, one of history 1/4096 s: times are exact."""
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002

@@ -39,7 +39,7 @@ def test_a_pass_within_the_target_is_shared() -> None:
 def test_a_longer_one_gets_what_the_decodes_leave_of_the_gpu() -> None:
     # A step of 10 ms takes 40 ms on a twelfth of the GPU, which has a quarter of the bandwidth.
     part = cut(400, running(5))
-    assert part == Compute(26, decode_share=pytest.approx(1 / 12))
+    assert part == Compute(26, decode_share=pytest.approx(1 / 12))  # type: ignore[arg-type]
     # The other eleven twelfths compute 36.7 ms of the whole GPU's work meanwhile: 10 ms and 26 tokens.
     times = EngineTimes(PLAIN, TP)
     assert times.mixed_pass_s([(100, 26)], 5, 5000, 1 / 12) == pytest.approx(0.04)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -53,7 +54,7 @@ class Side:
     def offer(self, *numbers: int) -> None:
         for number in numbers:
             for rank in self.ranks:
-                rank.offer(Offered("s", {"kv": [KEYS[number].hex()]}, lambda number=number: {"kv": [10 + number]}))
+                rank.offer(Offered("s", {"kv": [KEYS[number].hex()]}, partial(dict, kv=[10 + number])))
 
 
 @asynccontextmanager
@@ -84,9 +85,9 @@ async def test_offers_are_copied_and_completed_in_their_order() -> None:
         for rank, writer in zip(side.ranks, side.writers, strict=True):
             assert writer.copied == [("kv", [10], [100]), ("kv", [12], [200])]
             assert list(rank.completed) == [True, False, True]
-        digests = {message.number: set() for _, message in side.of(Written)}  # type: ignore[union-attr]
+        digests: dict[int, set[bytes]] = {message.number: set() for _, message in side.of(Written)}
         for _, message in side.of(Written):
-            digests[message.number].add(message.digest)  # type: ignore[union-attr]
+            digests[message.number].add(message.digest)
         assert all(len(found) == 1 and b"" not in found for found in digests.values())
 
 
@@ -106,7 +107,7 @@ async def test_a_copy_that_fails_is_reported_and_completes_as_on_the_other_rank(
         side.offer(0)
         side.links.send(Write(0, {"kv": ([0], [100])}))
         await until(lambda: len(side.of(Written)) == 2)
-        assert {message.digest == b"" for rank, message in side.of(Written) if rank == 1} == {True}  # type: ignore[union-attr]
+        assert {message.digest == b"" for rank, message in side.of(Written) if rank == 1} == {True}
         assert [list(rank.completed) for rank in side.ranks] == [[True], [True]]
 
 
@@ -125,7 +126,7 @@ async def test_a_reset_waits_for_the_running_copy_and_forgets_the_rest() -> None
         await asyncio.gather(*resets)
         copied = [list(writer.copied) for writer in side.writers]
         await until(lambda: len(side.of(Forgotten)) == 2)
-        assert {message.below for _, message in side.of(Forgotten)} == {2}  # type: ignore[union-attr]
+        assert {message.below for _, message in side.of(Forgotten)} == {2}
         side.offer(2)
         side.links.send(Write(2, {"kv": ([0], [300])}))
         await until(lambda: all(writer.copied != before for writer, before in zip(side.writers, copied, strict=True)))
@@ -152,7 +153,7 @@ async def test_a_rank_that_has_gone_ends_a_call(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(rank_links, "CALL_TIMEOUT_S", 0.2)
     async with connected() as side:
         side.ranks[1].close()
-        side.ranks[1].close = lambda: None  # type: ignore[method-assign]
+        side.ranks[1].close = lambda: None
         with pytest.raises((ConnectionError, TimeoutError)):
             await side.links.allow("r", {})
 

@@ -362,8 +362,8 @@ class ForgetsHolds(StoreDirectory):
 
 
 class ReusesLeasedRecords(StoreDirectory):
-    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float) -> PageLease:
-        lease = super().lease(keys, ttl_s, now_s)
+    def lease(self, keys: Sequence[bytes], ttl_s: float, now_s: float, reader: str = "") -> PageLease:
+        lease = super().lease(keys, ttl_s, now_s, reader)
         if lease.id:
             self._runs.release(self._leases[lease.id])
         return lease
@@ -380,7 +380,7 @@ class FreesWhatIsBeingWritten(StoreDirectory):
         self, size_bytes: int, page_size: int, pools: Sequence[RecordPool], surplus: Surplus | None = None
     ) -> None:
         super().__init__(size_bytes, page_size, pools, surplus)
-        self._runs.forget = self._runs.discard  # type: ignore[method-assign]
+        self._runs.forget = self._runs.discard
 
 
 class LosesMemoryOfStoppedWriters(StoreDirectory):

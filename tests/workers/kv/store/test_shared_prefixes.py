@@ -59,7 +59,7 @@ def test_a_prefix_ends_where_records_in_the_middle_are_lost() -> None:
     round_of(directory, "first", "sys")
     damaged = directory.reserve("first", {"kv": keys("sysAB")[3:]}, 0.0)
     assert damaged is not None
-    directory.written(damaged.id, {"kv": [[1], [2]]})
+    directory.written(damaged.id, {"kv": [1, 2]})
     round_of(directory, "first", "sysABC", 5)
     round_of(directory, "second", "sysABC", 6)
     assert published(directory) == prefixes("sysABC")

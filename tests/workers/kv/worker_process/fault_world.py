@@ -179,7 +179,7 @@ class World:
         await worker.exchange.open(30.0)
         worker.exchange.connect(FaultyPeers(self), worker.held.__setitem__)
         let_read = worker.transport.let_read
-        worker.transport.let_read = lambda until_s: None if worker.is_frozen else let_read(until_s)  # type: ignore[method-assign]
+        worker.transport.let_read = lambda until_s: None if worker.is_frozen else let_read(until_s)
         self.workers[name] = worker
 
     # -- rounds

@@ -29,7 +29,7 @@ def hold_up_the_first_end(peers: Peers) -> tuple[asyncio.Event, list[KvRequest]]
             if len(ending) == 1:
                 await may_end.wait()
 
-    peers.before = hold_up  # type: ignore[assignment]
+    peers.before = hold_up
     return may_end, ending
 
 
@@ -87,7 +87,7 @@ async def test_a_read_protects_what_another_read_has_brought() -> None:
                 ending.set()
                 await may_end.wait()
 
-        peers.before = hold_up  # type: ignore[assignment]
+        peers.before = hold_up
         first = asyncio.create_task(b.read("r", prompt, "a", 60.0))
         await ending.wait()
         second = asyncio.create_task(b.read("r2", prompt, "a", 60.0))
@@ -126,13 +126,13 @@ async def test_what_is_computed_while_a_late_read_goes_on_is_stored(monkeypatch:
         await a.compute("s", tokens)
         transports = [worker.exchange._transport for worker in (a, b)]
         assert all(isinstance(transport, NixlTransport) for transport in transports)
-        let_read = transports[0].let_read  # type: ignore[union-attr]
-        transports[0].let_read = lambda _until_s: None  # type: ignore[union-attr,method-assign]
+        let_read = transports[0].let_read
+        transports[0].let_read = lambda _until_s: None
         assert "within" in str((await b.read("r", tokens, "a", 0.2)).error)
         keys = await b.compute("s", tokens)
         assert b.held["s"] == 4 * PAGE
         let_read(time.monotonic() + 60.0)
-        await until(lambda: not transports[1]._active)  # type: ignore[union-attr]
+        await until(lambda: not transports[1]._active)
         await until(lambda: b.exchange.store.directory.used_bytes == 4 * RECORD)
         assert b.stored(keys) == [record_of(key) for key in keys]
 

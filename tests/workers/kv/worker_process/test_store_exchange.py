@@ -61,7 +61,7 @@ async def test_a_lease_that_ends_during_the_read_makes_it_void() -> None:
             if request["op"] == "unlease":
                 a.exchange.store.directory.collect(1e12)
 
-        peers.before = late  # type: ignore[assignment]
+        peers.before = late
         fetched = await b.read("r", tokens, "a", 60.0)
         assert fetched.tokens == 0
         assert fetched.error is not None
@@ -95,7 +95,7 @@ async def test_a_worker_that_does_not_answer_costs_the_timeout_and_no_memory(op:
             if request["op"] == op:
                 await asyncio.sleep(3600)
 
-        peers.before = silent  # type: ignore[assignment]
+        peers.before = silent
         fetched = await b.read("r", tokens, "a", 0.3)
         assert fetched.tokens == 0
         assert fetched.error is not None
@@ -111,7 +111,7 @@ async def test_a_worker_with_another_kind_of_kv_is_asked_once(caplog: pytest.Log
         async def note(request: KvRequest) -> None:
             asked.append(request["op"])
 
-        peers.before = note  # type: ignore[assignment]
+        peers.before = note
         await a.compute("s", text(1, 4))
         errors = [(await b.read(rid, text(1, 4), "a", 60.0)).error for rid in ("r1", "r2", "r3")]
         assert len(set(errors)) == 1
@@ -141,7 +141,7 @@ async def test_an_answer_without_sense_is_an_error(answer: dict[str, Any]) -> No
             reply = await serve(request)
             return {**reply, **answer} if request["op"] == "lease" else reply
 
-        a.exchange.serve = wrong  # type: ignore[method-assign]
+        a.exchange.serve = wrong
         fetched = await b.read("r", tokens, "a", 60.0)
         assert fetched.tokens == 0
         assert fetched.error is not None
@@ -247,10 +247,10 @@ async def test_a_read_of_a_history_does_not_wait_for_the_engine_of_its_owner() -
         async def never(_timeout_s: float) -> None:
             raise AssertionError("the engine was asked")
 
-        a.exchange.store.settle = never  # type: ignore[method-assign]
+        a.exchange.store.settle = never
         fetched = await b.exchange.fetch("r", asked, b.exchange.protect("r", asked), "a", 60.0, len(keys) * PAGE)
         assert (fetched.tokens, fetched.error) == (len(keys) * PAGE, None)
-        a.exchange.store.settle = settle  # type: ignore[method-assign]
+        a.exchange.store.settle = settle
 
 
 async def stored_and_unsettled(worker: Worker) -> tuple[list[bytes], list[bytes]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.rivals.deflection.chunks import chunked_s, largest_chunk_tokens
 from ampd.types import Parallelism
-from tests.ampd.policies.routing_lab import PLAIN, queue_of, round_of
+from tests.ampd.policies.routing_lab import PLAIN, PlainModel, queue_of, round_of
 
 MODEL = load_performance_model("qwen3-32b-h20")
 TP4 = Parallelism(4)
@@ -28,12 +28,10 @@ def test_the_largest_chunk_fits_and_one_token_more_does_not(hist: int, left: int
 def test_a_good_guess_saves_the_search() -> None:
     asked = []
 
-    class Counting:
-        def prefill_s(self, hist: int, incr: int, parallelism: Parallelism) -> float:
-            asked.append(incr)
-            return PLAIN.prefill_s(hist, incr, parallelism)
-
-        decode_step_s, kv_transfer_s = PLAIN.decode_step_s, PLAIN.kv_transfer_s
+    class Counting(PlainModel):
+        def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
+            asked.append(incr_tokens)
+            return super().prefill_s(hist_tokens, incr_tokens, parallelism)
 
     assert largest_chunk_tokens(0, 100_000, 0.5104, TP4, Counting(), 500) == 500
     assert len(asked) == 3
