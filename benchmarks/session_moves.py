@@ -11,6 +11,7 @@ from typing import get_args
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Moves
+from benchmarks.policies.one_setting import add_setting, setting_of
 from benchmarks.policies.settings import Setting
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
@@ -36,21 +37,10 @@ def row(setting: Setting, rate: float, seed: int, pools: str, moves: Moves) -> s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace")
-    parser.add_argument("model")
-    parser.add_argument("gpu")
-    parser.add_argument("prefill", help="replicas, as 2xTP2; 0: none")
-    parser.add_argument("decode")
-    parser.add_argument("--ttft", type=float, required=True)
-    parser.add_argument("--itl", type=float, required=True)
-    parser.add_argument("--rate", type=float, required=True, help="sessions per second")
-    parser.add_argument("--seconds", type=float, default=60.0, help="length of the arrivals")
-    parser.add_argument("--seeds", type=int, default=1)
+    add_setting(parser)
     parser.add_argument("--pools", default="static", help="pools policies, separated by commas")
     given = parser.parse_args()
-    setting = Setting(
-        given.model, given.gpu, given.trace, given.prefill, given.decode, given.ttft, given.itl, given.seconds
-    )
+    setting = setting_of(given)
     print("| seed | pools | moves | rounds | sessions | changes of roles | moves by reason |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for seed in range(1, given.seeds + 1):

@@ -32,12 +32,11 @@ class PredictiveBinding(Policy):
     """
 
     def bind(self, situation: BindingSituation) -> str:
-        task, shared = situation.task, situation.shared_tokens
-        roomy = [worker for worker in situation.decode if fits(worker, task, shared.get(worker.worker_id, 0))]
-        roomy = roomy or list(situation.decode)
-        return roomy[index_of_least([self._load(situation, worker) for worker in roomy], situation.rng)].worker_id
+        workers = roomy(situation)
+        return workers[index_of_least([self.load(situation, worker) for worker in workers], situation.rng)].worker_id
 
-    def _load(self, situation: BindingSituation, worker: WorkerView) -> float:
+    def load(self, situation: BindingSituation, worker: WorkerView) -> float:
+        """The sum of a worker's shares with the session."""
         task, model = situation.task, situation.model
         shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
         step_s = step_with_s(model, worker, task.context_tokens)
@@ -54,3 +53,10 @@ class PredictiveBinding(Policy):
         hist_tokens = min(shared_tokens, task.context_tokens - 1)
         whole_s = model.prefill_s(0, task.context_tokens, worker.parallelism)
         return whole_s - model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, worker.parallelism)
+
+
+def roomy(situation: BindingSituation) -> list[WorkerView]:
+    """The workers whose free memory takes the prompt; all of them if none does."""
+    task, shared = situation.task, situation.shared_tokens
+    workers = [worker for worker in situation.decode if fits(worker, task, shared.get(worker.worker_id, 0))]
+    return workers or list(situation.decode)
