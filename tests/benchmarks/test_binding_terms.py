@@ -39,7 +39,7 @@ def chosen(binding: str, *workers: WorkerView, prompt_tokens: int = 1000) -> str
     [("predictive", "few"), ("evictions x 1", "few"), ("growth x 1", "many"), ("gathered up to 0.7", "many")],
 )
 def test_growth_fears_sessions_that_will_not_fit(binding: str, expected: str) -> None:
-    """One worker has less of its memory in use, and few large sessions; the other has room for its sessions to double."""
+    """One worker has less of its memory in use, and few large sessions. The sessions of the other can double."""
     few, many = worker("few", 2, 50_000, 100_000), worker("many", 40, 290_000, 600_000, batch=40)
     assert chosen(binding, few, many) == expected
 
