@@ -57,9 +57,9 @@ def pool_name(member: PoolMember) -> str:
     return f"{member.role}/{member.lane}" if member.lane else str(member.role)
 
 
-Moves = Literal["never", "role", "any"]
-"""Which sessions may move to another owner between two rounds: none, those whose owner owns no sessions any more, or
-all that have a reason (`ampd.serving.moves`)."""
+Moves = Literal["never", "needed", "any"]
+"""Which sessions may move to another owner between two rounds: none, those whose owner owns no sessions any more or has
+no memory left, or all that have a reason (`ampd.serving.moves`)."""
 
 
 class Route(StrEnum):

@@ -271,7 +271,7 @@ class Placer:
                 lost=unplaced.lost,
                 local_only=unplaced.local_only,
                 holder=holder,
-                moving=self.moves.moving(unplaced, decode) if may_move else None,
+                moving=self.moves.moving(unplaced) if may_move else None,
             )
         )
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ampd.serving.moves import may_move
 from ampd.serving.placement import Moving
 from ampd.state.view import ClusterView
-from ampd.types import Moves, WorkerView
+from ampd.types import Moves
 from router.unplaced_round import UnplacedRound
 
 
@@ -26,10 +25,13 @@ class SessionMoves:
         self._moves = moves
         self.made = Counter[str]()
 
-    def moving(self, unplaced: UnplacedRound, owner: WorkerView) -> Moving | None:
+    def moving(self, unplaced: UnplacedRound) -> Moving | None:
         """How the session of a round may move; None: it stays."""
-        if not may_move(self._moves, owner.role) or not unplaced.moving.may_move:
+        if self._moves == "never" or not unplaced.moving.may_move:
             return None
         return Moving(
-            owners=self._view.decode(), context_tokens=unplaced.prompt_tokens + 1, moved_s=unplaced.moving.moved_s
+            moves=self._moves,
+            owners=self._view.decode,
+            context_tokens=unplaced.prompt_tokens + 1,
+            moved_s=unplaced.moving.moved_s,
         )

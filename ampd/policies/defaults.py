@@ -7,6 +7,6 @@ ROUTING = "predictive"
 ORDERING = "on-time"
 SLICING = "slack"
 POOLS = "static"
-MOVES: Moves = "role"
-"""Sessions that stayed with a worker that becomes a prefill worker would be slowed down by its prefills, and would slow
-them down."""
+MOVES: Moves = "needed"
+"""Sessions that stayed with a new prefill worker would be slowed down by its prefills, and would slow them down. Those
+that stayed with a full memory would evict others."""

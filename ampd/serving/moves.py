@@ -10,7 +10,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.capacity import session_memory
 from ampd.policies.estimates import held_at, prefill_share, queued_in_passes_s, step_with_s
 from ampd.policies.expectations import ITL_SHARE
-from ampd.types import Moves, PrefillTask, Role, Route, RouteDecision, WorkerView
+from ampd.types import Moves, PrefillTask, Route, RouteDecision, WorkerView
 
 ROLE, ITL, TTFT, MEMORY = "role", "itl", "ttft", "memory"
 REASONS = (ROLE, ITL, TTFT, MEMORY)
@@ -46,6 +46,7 @@ class MoveSituation:
         moved_s: when the session moved last; minus infinity if it has not, as far as is known.
         route: the route of the round if the named worker becomes the owner.
         shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions.
+        moves: which sessions may move; not "never".
     """
 
     model: PerformanceModel
@@ -57,6 +58,7 @@ class MoveSituation:
     moved_s: float
     route: Callable[[WorkerView], RouteDecision]
     shared_tokens: Mapping[str, int] = field(default_factory=dict)
+    moves: Moves = "any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +70,11 @@ class Move:
     reason: str
 
 
-def may_move(moves: Moves, owner: Role) -> bool:
-    """Whether a session may move away from an owner with this role."""
-    return moves == "any" or (moves == "role" and not owner.owns_sessions)
+def may_move(moves: Moves, owner: WorkerView, incr_tokens: int) -> bool:
+    """Whether a session may leave its owner before a round with this increment. Most sessions may not."""
+    if moves == "needed":
+        return not owner.role.owns_sessions or _is_full(owner, incr_tokens)
+    return moves == "any"
 
 
 def due_move(situation: MoveSituation) -> Move | None:
@@ -113,14 +117,20 @@ def _reason(situation: MoveSituation) -> str | None:
     owner, task = situation.owner, situation.task
     if not owner.role.owns_sessions:
         return ROLE
-    if _step_share(situation, owner) > ITL_SHARE:
-        return ITL
-    if _ttft_s(situation, owner, situation.stay) > _left_s(situation):
-        return TTFT
-    used_tokens, capacity_tokens = session_memory(owner)
-    if capacity_tokens and used_tokens + task.incr_tokens > capacity_tokens and _eviction_costs_more(situation):
+    if situation.moves == "any":
+        if _step_share(situation, owner) > ITL_SHARE:
+            return ITL
+        if _ttft_s(situation, owner, situation.stay) > _left_s(situation):
+            return TTFT
+    if _is_full(owner, task.incr_tokens) and _eviction_costs_more(situation):
         return MEMORY
     return None
+
+
+def _is_full(owner: WorkerView, incr_tokens: int) -> bool:
+    """Whether the owner must evict something to keep this many tokens more."""
+    used_tokens, capacity_tokens = session_memory(owner)
+    return capacity_tokens > 0 and used_tokens + incr_tokens > capacity_tokens
 
 
 def _eviction_costs_more(situation: MoveSituation) -> bool:

@@ -16,9 +16,9 @@ from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, R
 from ampd.policies.capacity import HasContextLimit, has_room, is_within
 from ampd.policies.estimates import local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
-from ampd.serving.moves import Move, MoveSituation, due_move
+from ampd.serving.moves import Move, MoveSituation, due_move, may_move
 from ampd.serving.shared_prefixes import reads_history, with_shared
-from ampd.types import Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
+from ampd.types import Moves, Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
 
 T = TypeVar("T")
 _NONE: Mapping[str, int] = {}
@@ -40,12 +40,14 @@ class Moving:
     """How a session may move before a round.
 
     Attributes:
-        owners: the live workers that own sessions.
+        moves: which sessions may move.
+        owners: returns the live workers that own sessions.
         context_tokens: for which a new owner must have room, as in `with_room`.
         moved_s: when the session moved last; minus infinity: never.
     """
 
-    owners: Sequence[WorkerView]
+    moves: Moves
+    owners: Callable[[], Sequence[WorkerView]]
     context_tokens: int
     moved_s: float = -math.inf
 
@@ -223,7 +225,9 @@ class PlacementPolicies:
             holder=situation.holder,
             shared_tokens=shared,
         )
-        move = self._move(situation, task, decision) if situation.moving else None
+        moving = situation.moving
+        may = moving is not None and may_move(moving.moves, decode, task.incr_tokens)
+        move = self._move(situation, task, decision) if may else None
         if move is None:
             return Plan(decode, decision, task, situation.holder).with_shared(shared)
         shared = situation.shared_tokens([move.owner, *prefill])
@@ -233,7 +237,8 @@ class PlacementPolicies:
         """The move of a session to another owner that pays; None: it stays."""
         decode, prefill, moving = situation.decode, situation.prefill, situation.moving
         assert moving is not None
-        shared_tokens = situation.shared_tokens([*moving.owners, *prefill])
+        owners = moving.owners()
+        shared_tokens = situation.shared_tokens([*owners, *prefill])
 
         def route(owner: WorkerView) -> RouteDecision:
             return self.route(
@@ -248,7 +253,7 @@ class PlacementPolicies:
 
         others = [
             view
-            for view in readable(decode, moving.owners)
+            for view in readable(decode, owners)
             if view.worker_id != decode.worker_id and has_room(moving.context_tokens, view)
         ]
         try:
@@ -263,6 +268,7 @@ class PlacementPolicies:
                     moved_s=moving.moved_s,
                     route=route,
                     shared_tokens=shared_tokens,
+                    moves=moving.moves,
                 )
             )
         except UserError as error:

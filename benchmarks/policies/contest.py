@@ -9,7 +9,6 @@ from typing import Any
 
 from ampd.perf.model import PerformanceModel
 from ampd.perf.scaled import ScaledModel
-from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
 from ampd.types import ATTAINMENT, Moves
@@ -41,7 +40,7 @@ class Contestant:
         is_fitted: its routing is a table that is fitted for every setting.
         are_mixed: the setting's prefill workers are mixed workers.
         are_all_mixed: all workers of the setting are mixed workers.
-        moves: which sessions may move to another owner between two rounds.
+        moves: which sessions may move to another owner between two rounds. Those of rivals stay.
     """
 
     label: str
@@ -54,7 +53,7 @@ class Contestant:
     is_fitted: bool = False
     are_mixed: bool = False
     are_all_mixed: bool = False
-    moves: Moves = defaults.MOVES
+    moves: Moves = "never"
 
     def policies(self, table: str | None = None) -> Policies:
         """The policy objects; `table`: the file of a fitted one."""
@@ -78,8 +77,7 @@ class Contestant:
         parts = [self.routing, self.ordering, self.slicing, self.pools, self.binding]
         parts += ["co-located"] * self.is_colocated + ["fitted"] * self.is_fitted + ["mixed"] * self.are_mixed
         parts += ["all mixed"] * self.are_all_mixed
-        may_any_move = self.moves == "any" or (self.moves == "role" and self.pools != "static")
-        parts += [f"moves {self.moves}"] * may_any_move
+        parts += [f"moves {self.moves}"] * (self.moves != "never")
         return "/".join(parts)
 
     def cluster(self, cluster: Cluster) -> Cluster:

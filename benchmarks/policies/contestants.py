@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ampd.errors import UserError
+from ampd.policies import defaults
 from benchmarks.policies.contest import Contestant
 
-OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive", binding="predictive")
+OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive", binding="predictive", moves=defaults.MOVES)
 OURS_STATIC = replace(OURS, label="ours with fixed roles", pools="static")
 OURS_AHEAD = replace(OURS, label="ours looking ahead", pools="look-ahead")
 COLOCATED_OURS = Contestant(
-    "co-located ours", "always-local", "on-time", "slack", binding="predictive", is_colocated=True
+    "co-located ours",
+    "always-local",
+    "on-time",
+    "slack",
+    binding="predictive",
+    is_colocated=True,
+    moves=defaults.MOVES,
 )
 """Our parts on machines that all do both phases: the strongest rival that is known."""
 OUR_PARTS = (OURS, OURS_STATIC, OURS_AHEAD, COLOCATED_OURS)

@@ -61,9 +61,8 @@ class LookAheadPools(Policy):
     Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up, that were
     refused, or that were given up in a queue. Of the rounds in progress it sees only those of the leading coordinator.
     No worker becomes mixed. The sessions of a worker that becomes a prefill worker move before their next rounds, where
-    that pays (`--moves role`). A worker that begins to own sessions gets the sessions to come, because the others stay
-    where they are bound, unless any may move (`--moves any`). A look takes a second or more of one core. In a live
-    graph it runs in a process of its own.
+    that pays (`--moves needed`). A worker that begins to own sessions gets the sessions to come, and those that leave a
+    full memory. A look takes a second or more of one core. In a live graph it runs in a process of its own.
 
     Example: `--pools look-ahead`
     """

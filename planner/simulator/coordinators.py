@@ -12,7 +12,6 @@ from typing import Final
 from ampd.policies.capacity import is_within
 from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
-from ampd.serving.moves import may_move
 from ampd.serving.placement import (
     ContextTooLongError,
     Moving,
@@ -222,10 +221,11 @@ class Coordinators:
     def _moving(self, round_: ActiveRound, coordinator: int) -> Moving | None:
         """How the session may move before a later round of it; None: it stays."""
         session = round_.session
-        if session.decode is None or not may_move(self._options.moves, session.decode.role):
+        if session.decode is None or self._options.moves == "never":
             return None
         return Moving(
-            owners=self._views.decode(coordinator),
+            moves=self._options.moves,
+            owners=partial(self._views.decode, coordinator),
             context_tokens=round_.prompt_tokens + round_.record.output_tokens,
             moved_s=session.moved_s,
         )

@@ -66,14 +66,14 @@ async def test_the_old_owner_keeps_what_it_prefills_with() -> None:
         assert not replica.workers.asked("kv release_session")
 
 
-@pytest.mark.parametrize(("moves", "owner"), [("never", "d1"), ("role", "d2"), ("any", "d2")])
+@pytest.mark.parametrize(("moves", "owner"), [("never", "d1"), ("needed", "d2"), ("any", "d2")])
 async def test_whose_sessions_leave_a_prefill_worker(moves: Moves, owner: str) -> None:
     async with Replica(await two(), "always-local", moves=moves) as replica:
         await turned(replica)
         assert (await replica.round())[1]["decode_worker"] == owner
 
 
-@pytest.mark.parametrize(("moves", "owner"), [("role", "d1"), ("any", "d2")])
+@pytest.mark.parametrize(("moves", "owner"), [("never", "d1"), ("needed", "d2"), ("any", "d2")])
 async def test_whose_sessions_leave_a_full_memory(moves: Moves, owner: str) -> None:
     full = worker("d1", held_tokens={KEY: len(PROMPT)}, kv_used_tokens=10_000)
     async with Replica(await two(), "always-local", moves=moves) as replica:

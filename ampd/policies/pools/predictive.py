@@ -34,7 +34,7 @@ class PredictivePools(Policy):
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
        queued, and one decode worker fewer would still hold the decode batches, with steps below 35 % of the target.
        The decode worker with the smallest batch becomes a prefill worker. Its sessions move before their next rounds,
-       where that pays (`--moves role`). One of the decode workers with the most KV memory remains, for a session that
+       where that pays (`--moves needed`). One of the decode workers with the most KV memory remains, for a session that
        fits on no other.
     3. Memory: with more than 80 % of the decode workers' KV memory in use, a prefill worker becomes a decode worker
        (`kv-short`), because a session that loses its KV computes its whole context again. No decode worker becomes a
@@ -44,8 +44,8 @@ class PredictivePools(Policy):
     A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
     a prefill worker. No worker becomes mixed.
 
-    Limits: a change for memory helps the sessions to come, because the others stay where they are bound, unless any may
-    move (`--moves any`). One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
+    Limits: a new owner gets the sessions to come, and those that leave a full memory (`--moves needed`). The others stay
+    where they are bound. One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
 
     Example: `--pools predictive`
     """

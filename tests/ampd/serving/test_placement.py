@@ -142,7 +142,7 @@ def test_a_prompt_that_does_not_fit_at_the_chosen_worker_is_local() -> None:
 def test_a_session_moves_only_to_an_owner_with_room_for_it(limit: int, owner: str | None) -> None:
     _, placement = policies()
     owners = [WorkerView("d2", Role.DECODE, max_context_tokens=limit)]
-    plan = placement.plan(situation(WorkerView("p1", Role.PREFILL), moving=Moving(owners, 101)))
+    plan = placement.plan(situation(WorkerView("p1", Role.PREFILL), moving=Moving("needed", lambda: owners, 101)))
     assert (plan.decode.worker_id if plan.move_reason else None) == owner
 
 
@@ -169,11 +169,13 @@ def test_a_plan_counts_what_the_owner_and_the_prefill_worker_hold_for_other_sess
 def test_a_session_that_moves_reads_its_history_from_the_owner_before() -> None:
     last, placement = policies()
     turned, owners = WorkerView("p2", Role.PREFILL), [WorkerView("d2", Role.DECODE)]
-    plan = placement.plan(situation(turned, prefill=[PREFILL[0]], moving=Moving(owners, 101)))
+    plan = placement.plan(situation(turned, prefill=[PREFILL[0]], moving=Moving("needed", lambda: owners, 101)))
     assert (plan.decode.worker_id, plan.decision.worker_id, plan.move_reason) == ("d2", "p1", "role")
     assert plan.holder is plan.source is turned
     # The owner before prefills for the session that has left it: the history is there.
-    plan = placement.plan(situation(turned, prefill=[*PREFILL[:1], turned], moving=Moving(owners, 101)))
+    plan = placement.plan(
+        situation(turned, prefill=[*PREFILL[:1], turned], moving=Moving("needed", lambda: owners, 101))
+    )
     assert (plan.decision.worker_id, plan.holder, plan.source) == ("p2", turned, None)
     assert last.seen == [["p1"], ["p1"], ["p1"], ["p1", "p2"]]
 

@@ -102,7 +102,7 @@ def test_sessions_move_away_from_a_queue_in_which_they_would_be_late() -> None:
     """All sessions are bound to one of two workers, and their second rounds come together."""
     burst = [session(f"s{number}", (100, 5), (1500, 20), tool_s=1.0, arrival_s=0.02 * number) for number in range(12)]
     policies = replace(OURS, binding=BindTo("decode-0"))
-    stay, move = (run(burst, TWO, policies, SimulationOptions(moves=moves)) for moves in ("role", "any"))
+    stay, move = (run(burst, TWO, policies, SimulationOptions(moves=moves)) for moves in ("needed", "any"))
     assert stay.moves == Counter()
     assert move.moves is not None
     assert set(move.moves) == {"ttft"}
