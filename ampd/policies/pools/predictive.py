@@ -44,8 +44,8 @@ class PredictivePools(Policy):
     A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
     a prefill worker. No worker becomes mixed.
 
-    Limits: a new owner gets the sessions to come, and those that leave a full memory (`--moves needed`). The others stay
-    where they are bound. One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
+    Limits: a new owner gets the sessions to come, and those that leave a full memory (`--moves needed`). The others
+    stay where they are bound. One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
 
     Example: `--pools predictive`
     """

@@ -1,0 +1,72 @@
+"""What entries of a setting attain at one rate, over a load as long as you like: for sessions that last longer than the
+arrivals of the main comparison.
+
+    AMPD_COMPILED=1 python -m benchmarks.best_layouts.at_rate --only "coding-agents 2xTP2" --rate 0.1 --seconds 1500
+
+All sessions count. The entries are ours from the even split and co-located, on both kinds of engines, and the rivals.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from pydantic import Field
+
+from ampd.errors import UserError, guarded
+from ampd.settings import Settings, parse_settings
+from benchmarks.best_layouts.entries import Engine, Entry, our_parts, ours, rivals, settings_named
+from benchmarks.policies.contest import run
+from benchmarks.policies.settings import Setting
+
+PROG = "python -m benchmarks.best_layouts.at_rate"
+
+
+class AtRateSettings(Settings):
+    """Simulate the entries of one setting at one rate."""
+
+    only: str = Field(description="A part of the setting's name; the first one that has it is taken.")
+    rate: float = Field(gt=0, description="Sessions per second.")
+    seconds: float = Field(1500.0, gt=0, description="Length of the arrivals.")
+    seeds: int = Field(2, ge=1, le=100, description="Seeds of arrivals, from 1 on.")
+    entries: str = Field("", description="Only entries with one of these labels, separated by semicolons.")
+
+
+def entries_of(setting: Setting, labels: str) -> list[Entry]:
+    """The entries with these labels; "": all.
+
+    Raises:
+        UserError: no entry is called so.
+    """
+    every = [entry for engine in Engine for part in (ours, our_parts, rivals) for entry in part(setting, engine)]
+    by_label = {entry.label: entry for entry in every}
+    wanted = [label.strip() for label in labels.split(";")] if labels else list(by_label)
+    if unknown := [label for label in wanted if label not in by_label]:
+        raise UserError(f"--entries: no {unknown[0]!r}; there are {'; '.join(by_label)}")
+    return [by_label[label] for label in wanted]
+
+
+def row(entry: Entry, rate: float, seeds: int) -> str:
+    """The means of the seeds as a row of the table."""
+    slo = entry.setting.slo
+    reached = [run(entry.setting, entry.contestant, rate, seed)[1].attainment(slo) for seed in range(1, seeds + 1)]
+    each = ", ".join(f"{100 * one.rounds:.1f} / {100 * one.sessions:.1f}" for one in reached)
+    rounds, sessions = fmean(one.rounds for one in reached), fmean(one.sessions for one in reached)
+    return f"| {entry.label} | {100 * rounds:.1f} / {100 * sessions:.1f} | {each} |"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, row by row."""
+    options = parse_settings(AtRateSettings, argv, PROG)
+    setting = replace(settings_named(options.only)[0], duration_s=options.seconds)
+    entries = entries_of(setting, options.entries)
+    print("| entry | rounds / sessions, mean, % | by seed |\n| --- | --- | --- |", flush=True)
+    for entry in entries:
+        print(row(entry, options.rate, options.seeds), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(lambda: main(sys.argv[1:])))
