@@ -83,7 +83,7 @@ async def test_a_worker_goes_from_decode_over_mixed_to_prefill_while_its_session
     await until_role(graph, changing, Role.PREFILL)
     await until_placed(client, {(mixed, changing)})
     text, made = await ask(client, PROMPT + MORE + MORE, name)
-    assert (made["decode_worker"], made["prefill_worker"]) == (changing, mixed), "a bound session stays"
+    assert (made["decode_worker"], made["prefill_worker"], made["move_reason"]) == (mixed, changing, "role")
     assert (await ask(client, PROMPT + MORE + MORE, "fresh"))[0] == text
 
     worker_log = graph.log(graph.processes[changing])

@@ -25,7 +25,8 @@ async def coordinators(graph: Graph) -> list[str]:
     """Both ask for what the file says."""
     graph.environment["DYN_LOG"] = "info"
     assign(graph)
-    flags = [*role_flags(graph), *SHORT_LEASE]
+    # The session of the first test is to go on at a worker that owns no sessions any more.
+    flags = [*role_flags(graph), *SHORT_LEASE, "--moves", "never"]
     return [
         graph.start_coordinator("always-remote", *flags, module="tests.harness.scripted_coordinator") for _ in range(2)
     ]
