@@ -59,7 +59,7 @@ def pool_name(member: PoolMember) -> str:
 
 Moves = Literal["never", "needed", "any"]
 """Which sessions may move to another owner between two rounds: none, those whose owner owns no sessions any more or has
-no memory left, or all that have a reason (`ampd.serving.moves`)."""
+a full memory, or all that have a reason (`ampd.serving.moves`)."""
 
 
 class Route(StrEnum):

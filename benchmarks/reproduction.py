@@ -176,8 +176,8 @@ def run_case(case: Case) -> Outcome:
         create("routing", system.routing, **dict(system.routing_parameters)),
         create("ordering", system.ordering, **dict(system.ordering_parameters)),
     )
-    # The paper's engines hand a prefilled round over without another pass.
-    options = SimulationOptions(seed=case.seed, hand_over_pass=False)
+    # The paper's engines hand a prefilled round over without another pass, and its sessions stay where they are bound.
+    options = SimulationOptions(seed=case.seed, hand_over_pass=False, moves="never")
     run = simulate(sessions, cluster_of(model, case.trace, system), model, policies, slo, options)
     result = run.result(slo)
     routed = sum(result["routes"].values())

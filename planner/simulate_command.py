@@ -100,7 +100,7 @@ class SimulateSettings(CaseSettings):
     moves: Moves = Field(
         defaults.MOVES,
         description="Sessions that may move to another owner between two rounds, if that pays: "
-        "those whose owner owns no sessions any more or is out of memory (needed), any, or never.",
+        "those whose owner owns no sessions any more or whose memory is full (needed), any, or never.",
     )
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")

@@ -1,7 +1,7 @@
 """Roles that change: one of the coordinators leads, asks the pools policy and assigns roles through the shared state.
 
 A role is what new work a worker is for. A worker whose role changes goes on with what it has: its running rounds, and
-its sessions, which stay bound to it.
+its sessions, until they leave it between two rounds.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class CoordinatorSettings(GraphSettings):
     moves: Moves = Field(
         defaults.MOVES,
         description="Sessions that may move to another worker between two rounds, if that is predicted to pay: "
-        "those whose worker owns no sessions any more or is out of memory (needed), any, or never.",
+        "those whose worker owns no sessions any more or whose memory is full (needed), any, or never.",
     )
     target_floor: float = Field(
         TARGET_FLOOR, gt=0, le=1, description="Tightest TTFT or ITL target of a client, as a multiple of the default."

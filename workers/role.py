@@ -1,6 +1,7 @@
 """A worker's present role: the role that it was started with, until the leading coordinator assigns another.
 
-Nothing else changes with it: every worker serves every endpoint, rounds in progress go on, bound sessions stay.
+Nothing else changes with it: every worker serves every endpoint, rounds in progress go on, and sessions leave
+between two rounds.
 """
 
 from __future__ import annotations

@@ -56,9 +56,9 @@ class MoveSituation:
     stay: RouteDecision
     others: Sequence[WorkerView]
     moved_s: float
+    moves: Moves
     route: Callable[[WorkerView], RouteDecision]
     shared_tokens: Mapping[str, int] = field(default_factory=dict)
-    moves: Moves = "any"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ class LookAheadPools(Policy):
     5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From 50 % on it
        does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
-       only, while those that are there go on growing. Growth is that of the later half of the record, of 60 s at least.
-       In this forecast sessions do not count whose rounds are late in a queue, because they need prefill workers.
+       and few others, while those that are there go on growing. Growth is that of the later half of the record, of 60 s
+       at least. In this forecast sessions do not count whose rounds are late in a queue, because they need prefill workers.
        The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
        rounds in both together, by two standard deviations.
     6. If no worker owns sessions, because the last one is lost, it does what `predictive` does.

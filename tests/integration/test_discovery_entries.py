@@ -56,6 +56,8 @@ async def test_a_graph_whose_entries_are_gone_serves_again(graph: Graph) -> None
         await until(lambda: is_served_remotely("after"))
         assert {path for path in (graph.folder / "discovery").rglob("*") if path.is_file()} == set(entries)
         for name in (coordinator, *graph.processes.values()):
+            # The entries may be there before the line is.
+            await until(lambda name=name: "entering again" in graph.log(name))
             assert graph.log(name).count("entering again") == 1
         delete_card(graph)
         await until(lambda: no_model(graph))

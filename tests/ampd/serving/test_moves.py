@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ampd.perf.presets import analytic_model
-from ampd.serving.moves import REST_S, Move, MoveSituation, drops_history, due_move
-from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, RouteEstimate, Slo, WorkerView
+from ampd.serving.moves import REST_S, Move, MoveSituation, drops_history, due_move, may_move
+from ampd.types import Moves, Parallelism, PrefillTask, Role, Route, RouteDecision, RouteEstimate, Slo, WorkerView
 
 MODEL = analytic_model("qwen3-32b", "h20")
 SLO = Slo(1.0, 0.04)
@@ -34,6 +34,7 @@ def due(
     moved_s: float = -math.inf,
     task: PrefillTask = TASK,
     shared_tokens: Mapping[str, int] | None = None,
+    moves: Moves = "any",
 ) -> Move | None:
     return due_move(
         MoveSituation(
@@ -46,6 +47,7 @@ def due(
             moved_s=moved_s,
             route=lambda worker: local(worker, move_s),
             shared_tokens=shared_tokens or {},
+            moves=moves,
         )
     )
 
@@ -92,6 +94,21 @@ def test_it_stays_if_no_other_worker_is_better(other: WorkerView, why: str) -> N
     }
     assert due(owners[why], (other,), stay_s=1.1 if why == "ttft" else 0.1) is None
     assert reason(due(owners[why], (other, OTHER), stay_s=1.1 if why == "ttft" else 0.1)) == why
+
+
+@pytest.mark.parametrize(("moves", "why"), [("any", "itl"), ("needed", "memory")])
+def test_only_some_sessions_leave_a_slow_batch(moves: Moves, why: str) -> None:
+    full = replace(OWNER, **{**CROWDED, "kv_used_tokens": 199_900})
+    assert reason(due(full, moves=moves)) == why
+    assert reason(due(replace(OWNER, **CROWDED), moves=moves)) == ("itl" if moves == "any" else None)
+    assert reason(due(stay_s=1.1, moves=moves)) == ("ttft" if moves == "any" else None)
+
+
+def test_who_may_move() -> None:
+    full, turned = replace(OWNER, kv_used_tokens=199_900), replace(OWNER, role=Role.PREFILL)
+    owners = [OWNER, replace(OWNER, role=Role.MIXED), full, turned]
+    assert [may_move("needed", owner, 500) for owner in owners] == [False, False, True, True]
+    assert all(may_move("any", owner, 500) and not may_move("never", owner, 500) for owner in owners)
 
 
 def test_a_move_must_meet_the_target_that_it_is_made_for() -> None:
@@ -143,6 +160,7 @@ def test_the_read_of_the_whole_context_after_a_remote_prefill_counts_in_the_itl(
                 stay=stay,
                 others=(OTHER,),
                 moved_s=-math.inf,
+                moves="any",
                 route=decision,
             )
         )
@@ -170,6 +188,7 @@ def test_a_local_route_without_a_prediction_is_predicted_here() -> None:
                     stay=bare(owner),
                     others=(other,),
                     moved_s=-math.inf,
+                    moves="any",
                     route=bare,
                 )
             )
