@@ -53,8 +53,8 @@ class LookAheadPools(Policy):
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From 50 % on it
        does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
        and few others, while those that are there go on growing. Growth is that of the later half of the record, of 60 s
-       at least. In this forecast sessions do not count whose rounds are late in a queue, because they need prefill workers.
-       The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
+       at least. In this forecast sessions do not count whose rounds are late in a queue, because they need prefill
+       workers. The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
        rounds in both together, by two standard deviations.
     6. If no worker owns sessions, because the last one is lost, it does what `predictive` does.
 
