@@ -54,8 +54,8 @@ class LookAheadPools(Policy):
        does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
        and few others, while those that are there go on growing. Growth is that of the later half of the record, of 60 s
        at least. In this forecast sessions do not count whose rounds are late in a queue, because they need prefill
-       workers. The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they meet more
-       rounds in both together, by two standard deviations.
+       workers. The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they
+       meet more rounds in both together, by two standard deviations.
     6. If no worker owns sessions, because the last one is lost, it does what `predictive` does.
 
     Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up, that were
