@@ -38,7 +38,7 @@ LAYOUTS = (
     "predictive, moves",
     "look-ahead, moves",
 )
-"""What `--layouts` may name. With `moves`, any session may move; else those of a new prefill worker."""
+"""What `--layouts` may name. With `moves`, any session may move; else as `defaults.MOVES` says."""
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,20 @@ workers that stay within a share of both targets and of the memory, so that batc
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from statistics import fmean
 from typing import Literal
 
-from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, BindingSituation
 from ampd.policies.binding.predictive import PredictiveBinding, roomy
 from ampd.policies.capacity import session_memory
-from ampd.policies.estimates import index_of_least, queued_s, step_with_s
-from ampd.policies.registry import Policy, create_named
+from ampd.policies.estimates import index_of_least
+from ampd.policies.registry import Policy
 from ampd.types import WorkerView
+from benchmarks.policies.contestants import OURS_STATIC
 from benchmarks.policies.one_setting import add_setting, setting_of
 from benchmarks.policies.settings import Setting
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import SimulationOptions
 from planner.simulator.simulate import simulate
 
 _PREDICTIVE = PredictiveBinding.model_validate({})
@@ -45,7 +46,7 @@ class WithTerm(Policy):
     def _load(self, situation: BindingSituation, worker: WorkerView) -> float:
         load = _PREDICTIVE.load(situation, worker)
         if self.term == "gathered":
-            return -load if _largest_share(situation, worker) <= self.weight else load + _OUT
+            return -load if max(_PREDICTIVE.shares(situation, worker)) <= self.weight else load + _OUT
         return load + self.weight * self._lost_s(situation, worker) / situation.task.slo.ttft_s
 
     def _lost_s(self, situation: BindingSituation, worker: WorkerView) -> float:
@@ -62,17 +63,6 @@ class WithTerm(Policy):
         return lost_tokens / mean_tokens * situation.model.prefill_s(0, round(mean_tokens), worker.parallelism)
 
 
-def _largest_share(situation: BindingSituation, worker: WorkerView) -> float:
-    """The largest share of a target or of the memory that the worker uses with the session."""
-    task, model = situation.task, situation.model
-    used_tokens, capacity_tokens = session_memory(worker)
-    return max(
-        step_with_s(model, worker, task.context_tokens) / task.slo.itl_s,
-        queued_s(worker, model) / task.slo.ttft_s,
-        (used_tokens + task.context_tokens) / capacity_tokens if capacity_tokens else 0.0,
-    )
-
-
 BINDINGS: dict[str, BindingPolicy] = {
     "predictive": _PREDICTIVE,
     "evictions x 1": WithTerm(term="evictions", weight=1.0),
@@ -86,12 +76,7 @@ BINDINGS: dict[str, BindingPolicy] = {
 
 def row(setting: Setting, rate: float, seeds: int, name: str) -> str:
     """The means of the seeds as a row of the table."""
-    policies = Policies(
-        BINDINGS[name],
-        create_named("routing", defaults.ROUTING),
-        create_named("ordering", defaults.ORDERING),
-        create_named("slicing", defaults.SLICING),
-    )
+    policies = replace(OURS_STATIC.policies(), binding=BINDINGS[name])
     done = [
         simulate(
             setting.sessions(rate, seed),
@@ -99,12 +84,13 @@ def row(setting: Setting, rate: float, seeds: int, name: str) -> str:
             setting.performance_model(),
             policies,
             setting.slo,
-            SimulationOptions(seed=seed),
+            # Sessions that leave a full memory would blur the differences.
+            SimulationOptions(seed=seed, moves="never"),
         )
         for seed in range(1, seeds + 1)
     ]
     reached = [each.attainment(setting.slo) for each in done]
-    rounds, sessions = (fmean(getattr(each, name) for each in reached) for name in ("rounds", "sessions"))
+    rounds, sessions = fmean(each.rounds for each in reached), fmean(each.sessions for each in reached)
     return f"| {name} | {rounds:.1%} | {sessions:.1%} | {fmean(each.lost_sessions for each in done):.0f} |"
 
 

@@ -6,29 +6,19 @@ python -m benchmarks.session_moves toolbench qwen3-32b h20 2xTP2 2xTP2 --ttft 0.
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import get_args
 
-from ampd.policies import defaults
-from ampd.policies.registry import create_named
 from ampd.types import Moves
+from benchmarks.policies.contest import run
+from benchmarks.policies.contestants import OURS_STATIC
 from benchmarks.policies.one_setting import add_setting, setting_of
 from benchmarks.policies.settings import Setting
-from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.simulate import simulate
 
 
 def row(setting: Setting, rate: float, seed: int, pools: str, moves: Moves) -> str:
     """One run as a row of the table."""
-    policies = Policies(
-        create_named("binding", defaults.BINDING),
-        create_named("routing", defaults.ROUTING),
-        create_named("ordering", defaults.ORDERING),
-        create_named("slicing", defaults.SLICING),
-        create_named("pools", pools),
-    )
-    sessions = setting.sessions(rate, seed)
-    options = SimulationOptions(seed=seed, moves=moves)
-    done = simulate(sessions, setting.cluster(), setting.performance_model(), policies, setting.slo, options)
+    _, done = run(setting, replace(OURS_STATIC, pools=pools, moves=moves), rate, seed)
     reached = done.attainment(setting.slo)
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted((done.moves or {}).items())) or "-"
     shares = f"{reached.rounds:.1%} | {reached.sessions:.1%}"

@@ -225,9 +225,7 @@ class PlacementPolicies:
             holder=situation.holder,
             shared_tokens=shared,
         )
-        moving = situation.moving
-        may = moving is not None and may_move(moving.moves, decode, task.incr_tokens)
-        move = self._move(situation, task, decision) if may else None
+        move = self._move(situation, task, decision)
         if move is None:
             return Plan(decode, decision, task, situation.holder).with_shared(shared)
         shared = situation.shared_tokens([move.owner, *prefill])
@@ -236,7 +234,8 @@ class PlacementPolicies:
     def _move(self, situation: PlanSituation, task: PrefillTask, stay: RouteDecision) -> Move | None:
         """The move of a session to another owner that pays; None: it stays."""
         decode, prefill, moving = situation.decode, situation.prefill, situation.moving
-        assert moving is not None
+        if moving is None or not may_move(moving.moves, decode, task.incr_tokens):
+            return None
         owners = moving.owners()
         shared_tokens = situation.shared_tokens([*owners, *prefill])
 

@@ -1,5 +1,6 @@
-"""What entries of a setting attain at one rate, over a load as long as you like: for sessions that last longer than the
-arrivals of the main comparison.
+"""The attainment of a setting's entries at one rate, under a load of any length.
+
+Sessions of some traces last longer than the arrivals of the main comparison, so that memory is not full there.
 
     AMPD_COMPILED=1 python -m benchmarks.best_layouts.at_rate --only "coding-agents 2xTP2" --rate 0.1 --seconds 1500
 

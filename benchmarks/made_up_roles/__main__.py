@@ -65,7 +65,7 @@ CASES = (
     Case(MIXED, "llama-3.1-8b", "h20", "1xTP1", "3xTP1", Slo(4.0, 0.04), 180.0, 0.6988),
 )
 WAYS = ("static", "look-ahead", "look-ahead, moves")
-"""With `moves`, any session may move between two rounds, else only those of a changed worker."""
+"""With `moves`, any session may move between two rounds; else as `defaults.MOVES` says."""
 LOADS = (0.6, 0.95)
 
 

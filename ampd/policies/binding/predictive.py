@@ -36,7 +36,16 @@ class PredictiveBinding(Policy):
         return workers[index_of_least([self.load(situation, worker) for worker in workers], situation.rng)].worker_id
 
     def load(self, situation: BindingSituation, worker: WorkerView) -> float:
-        """The sum of a worker's shares with the session."""
+        """The sum of a worker's shares with the session, less what a shared prefix saves."""
+        step, queue, memory = self.shares(situation, worker)
+        load = step + queue + memory
+        shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
+        if not shared_tokens:
+            return load
+        return load - self._saved_s(situation, worker, shared_tokens) / situation.task.slo.ttft_s
+
+    def shares(self, situation: BindingSituation, worker: WorkerView) -> tuple[float, float, float]:
+        """The shares of the ITL target, of the TTFT target and of the memory that a worker uses with the session."""
         task, model = situation.task, situation.model
         shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
         step_s = step_with_s(model, worker, task.context_tokens)
@@ -44,8 +53,7 @@ class PredictiveBinding(Policy):
         used_tokens, capacity_tokens = session_memory(worker)
         if capacity_tokens:
             memory = (used_tokens + task.context_tokens - shared_tokens) / capacity_tokens
-        load = step_s / task.slo.itl_s + queued_s(worker, model) / task.slo.ttft_s + memory
-        return load - self._saved_s(situation, worker, shared_tokens) / task.slo.ttft_s if shared_tokens else load
+        return step_s / task.slo.itl_s, queued_s(worker, model) / task.slo.ttft_s, memory
 
     def _saved_s(self, situation: BindingSituation, worker: WorkerView, shared_tokens: int) -> float:
         """Prefill time that the shared prefix saves at this worker."""

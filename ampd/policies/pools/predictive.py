@@ -34,8 +34,8 @@ class PredictivePools(Policy):
     2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
        queued, and one decode worker fewer would still hold the decode batches, with steps below 35 % of the target.
        The decode worker with the smallest batch becomes a prefill worker. Its sessions move before their next rounds,
-       where that pays (`--moves needed`). One of the decode workers with the most KV memory remains, for a session that
-       fits on no other.
+       where that pays (`--moves needed`). One of the decode workers with the most KV memory remains, because a session
+       may fit on no other.
     3. Memory: with more than 80 % of the decode workers' KV memory in use, a prefill worker becomes a decode worker
        (`kv-short`), because a session that loses its KV computes its whole context again. No decode worker becomes a
        prefill worker if the KV that is held would take more than 40 % of the memory that remains, because sessions
