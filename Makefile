@@ -47,6 +47,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_structure.py
 
 types: $(VENV)/.installed-dev
 	$(BIN)/mypy

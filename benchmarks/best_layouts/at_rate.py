@@ -53,8 +53,8 @@ def row(entry: Entry, rate: float, seeds: int) -> str:
     """The means of the seeds as a row of the table."""
     slo = entry.setting.slo
     reached = [run(entry.setting, entry.contestant, rate, seed)[1].attainment(slo) for seed in range(1, seeds + 1)]
-    each = ", ".join(f"{100 * one.rounds:.1f} / {100 * one.sessions:.1f}" for one in reached)
-    rounds, sessions = fmean(one.rounds for one in reached), fmean(one.sessions for one in reached)
+    each = ", ".join(f"{100 * attained.rounds:.1f} / {100 * attained.sessions:.1f}" for attained in reached)
+    rounds, sessions = fmean(attained.rounds for attained in reached), fmean(attained.sessions for attained in reached)
     return f"| {entry.label} | {100 * rounds:.1f} / {100 * sessions:.1f} | {each} |"
 
 
