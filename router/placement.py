@@ -145,6 +145,9 @@ class Placer:
             if outcome.accepted:
                 is_new = _is_new(unplaced, known, decode)
                 return self._placed(Placement(outcome.binding, plan, True, is_new))
+            if known is not None:
+                # Another replica has moved the session since it was served here, so it rests where it is.
+                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False))
             known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 

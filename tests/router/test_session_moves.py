@@ -162,6 +162,23 @@ async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history
         assert not late.services.placer.moves.made.total()
 
 
+async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> None:
+    """The first replica has moved the session for its old owner's role. Since then the new owner has that role."""
+    state = await two()
+    async with (
+        Replica(state, "always-local", moves="any") as late,
+        Replica(state, "always-local", moves="any") as first,
+    ):
+        await turned(late)
+        assert (await first.round())[1]["move_reason"] == "role"
+        await late.store.publish_worker(worker("d1"), 60.0)
+        await late.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        for _ in range(2):
+            _, record = await late.round()
+            assert (record["decode_worker"], record["move_reason"]) == ("d2", "")
+
+
 async def test_a_session_stays_if_the_store_is_lost_at_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Replica(await two(), "always-local", moves="any") as replica:
         await turned(replica)

@@ -25,7 +25,7 @@ class PredictiveBinding(Policy):
     the prefill time that it saves is taken off the sum. Of equal workers it takes a random one. Shares make workers of
     different sizes comparable, where `least-kv` counts tokens.
 
-    Limits: sessions stay where they are bound, and how long they will grow is not known. Between two rounds a session
+    Limits: it decides once per session, and how long a session will grow is not known. Between two rounds a session
     counts with its memory and not with its time, because the time of its next round is not known.
 
     Example: `--binding predictive`

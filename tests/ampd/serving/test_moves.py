@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.serving.moves import REST_S, Move, MoveSituation, drops_history, due_move, may_move
 from ampd.types import Moves, Parallelism, PrefillTask, Role, Route, RouteDecision, RouteEstimate, Slo, WorkerView
@@ -102,6 +103,19 @@ def test_only_some_sessions_leave_a_slow_batch(moves: Moves, why: str) -> None:
     assert reason(due(full, moves=moves)) == why
     assert reason(due(replace(OWNER, **CROWDED), moves=moves)) == ("itl" if moves == "any" else None)
     assert reason(due(stay_s=1.1, moves=moves)) == ("ttft" if moves == "any" else None)
+
+
+def test_a_session_leaves_a_full_memory_only_if_an_eviction_costs_more_than_the_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the owner would evict is computed again. The session's own history is read."""
+    full = replace(OWNER, kv_used_tokens=199_900)
+    prefill_s = MODEL.prefill_s(0, TASK.hist_tokens, OTHER.parallelism)
+    monkeypatch.setattr(PiecewiseModel, "kv_transfer_s", lambda *_: 0.9 * prefill_s)
+    assert reason(due(full)) == "memory"
+    monkeypatch.setattr(PiecewiseModel, "kv_transfer_s", lambda *_: 1.1 * prefill_s)
+    assert due(full) is None
+    assert reason(due(full, task=replace(TASK, hist_tokens=0))) == "memory", "nothing has to be read"
 
 
 def test_who_may_move() -> None:

@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+import pytest
+
 from ampd.policies.base import PoolsSituation
 from ampd.recent_load import RecentRound
-from ampd.types import Parallelism, Role, Slo
+from ampd.types import Moves, Parallelism, Role, Slo
+from planner.look_ahead import replay as replays
 from planner.look_ahead.present import Decoding, Present
 from planner.look_ahead.recorded import recorded_load
 from planner.look_ahead.replay import Replay, replay
@@ -78,3 +81,17 @@ def test_a_replay_takes_the_hand_over_passes_of_the_engines() -> None:
     without = replace(asked, others=replace(asked.others, hand_over_pass=False))
     recorded = recorded_load(load, 1.0)
     assert replay(recorded, now, without).share > replay(recorded, now, asked).share + 0.3
+
+
+@pytest.mark.parametrize("moves", ["never", "needed", "any"])
+def test_sessions_of_a_replay_move_as_those_of_the_graph(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's owner is a prefill worker in the replayed roles, and another worker owns sessions."""
+    runs = []
+    simulate = replays.simulate
+    monkeypatch.setattr(replays, "simulate", lambda *given: runs.append(simulate(*given)) or runs[-1])
+    rounds = [RecentRound(20.0 * n, 100 * n, 100 * n + 100, 20.0 * n + 0.5, 4, is_met=True) for n in (1, 2)]
+    asked = situation(Slo(1.0, 0.05), Role.DECODE, Role.DECODE)
+    asked = replace(asked, others=replace(asked.others, moves=moves))
+    recorded = recorded_load({"s": rounds}, 1.0, Present({"s": "w0"}, [], []))
+    replay(recorded, {"w0": Role.PREFILL, "w1": Role.DECODE}, asked)
+    assert runs[0].moves == (None if moves == "never" else {"role": 1})

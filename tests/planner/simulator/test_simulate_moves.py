@@ -9,7 +9,7 @@ from hypothesis import given
 
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import create
-from ampd.types import Parallelism, Role, WorkerView
+from ampd.types import Moves, Parallelism, Role, WorkerView
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import SimulationOptions
 from workloads.trace import Session
@@ -52,6 +52,20 @@ class TurnAt:
 TURNED = replace(OURS, binding=BindTo("decode-0"), pools=TurnAt(0.5))
 
 
+class ToldOthers:
+    """Changes nothing, and notes what it is told of the graph's other policies."""
+
+    is_idle = is_slow = False
+    interval_s = load_s = 0.0
+
+    def __init__(self) -> None:
+        self.moves = set[Moves]()
+
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        self.moves.add(situation.others.moves)
+        return ()
+
+
 def talk(name: str = "s", rounds: int = 3) -> Session:
     return session(name, *[(1600, 20)] * rounds, tool_s=1.0)
 
@@ -69,6 +83,13 @@ def test_a_session_leaves_an_owner_that_became_a_prefill_worker() -> None:
     # The second round's context: its history, and its increment where the old owner prefilled it.
     assert sum(span.detail["tokens"] for span in reads if span.worker_id == "decode-1") >= 1600
     assert done.result(SLO)["moves"] == {"role": 1}
+
+
+@pytest.mark.parametrize("moves", ["never", "needed", "any"])
+def test_a_pools_policy_is_told_which_sessions_may_move(moves: Moves) -> None:
+    told = ToldOthers()
+    run([talk()], TWO, replace(OURS, pools=told), SimulationOptions(moves=moves))
+    assert told.moves == {moves}
 
 
 def test_a_session_stays_while_moves_are_off() -> None:

@@ -31,7 +31,7 @@ class TaiChiBinding(Policy):
 
     Our reading: sessions take the part of decodes, and the overflow happens when they begin.
 
-    Limits: no session moves later, neither away nor back, because running decodes do not move here. So the part of the
+    Limits: it moves no session later, neither away nor back, because running decodes do not move here. So the part of the
     source that follows the lengths of outputs is missing.
 
     Example: `--binding taichi`, with `--routing taichi` and `--slicing taichi`
