@@ -1,16 +1,18 @@
 """What a replay attains, and when a gain is more than chance."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ampd.policies.base import PoolsSituation
 from ampd.recent_load import RecentRound
 from ampd.types import Moves, Parallelism, Role, Slo
-from planner.look_ahead import replay as replays
 from planner.look_ahead.present import Decoding, Present
 from planner.look_ahead.recorded import recorded_load
 from planner.look_ahead.replay import Replay, replay
+from planner.simulator.outcome import SimulationRun
+from planner.simulator.simulate import simulate
 
 from .lab import MODEL, question, workers_of
 
@@ -86,9 +88,13 @@ def test_a_replay_takes_the_hand_over_passes_of_the_engines() -> None:
 @pytest.mark.parametrize("moves", ["never", "needed", "any"])
 def test_sessions_of_a_replay_move_as_those_of_the_graph(moves: Moves, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's owner is a prefill worker in the replayed roles, and another worker owns sessions."""
-    runs = []
-    simulate = replays.simulate
-    monkeypatch.setattr(replays, "simulate", lambda *given: runs.append(simulate(*given)) or runs[-1])
+    runs = list[SimulationRun]()
+
+    def watched(*given: Any) -> SimulationRun:
+        runs.append(simulate(*given))
+        return runs[-1]
+
+    monkeypatch.setattr("planner.look_ahead.replay.simulate", watched)
     rounds = [RecentRound(20.0 * n, 100 * n, 100 * n + 100, 20.0 * n + 0.5, 4, is_met=True) for n in (1, 2)]
     asked = situation(Slo(1.0, 0.05), Role.DECODE, Role.DECODE)
     asked = replace(asked, others=replace(asked.others, moves=moves))
