@@ -4,7 +4,8 @@
 #   make demo ENGINE=modelled  the same graph without engines (2 prefill, 4 decode workers)
 #   make test                  the tests of a working day; `make lint` and `make types` are the other two checks
 #   make test-fast             without engines and graphs
-#   make test-all              all tests, also those that take minutes
+#   make test-all              all tests, also those that take minutes, but for the matrix of models and TPs
+#   make test-matrix           that matrix: half an hour
 #   make audit                 known advisories about the pinned packages
 #   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK, Codex
 #   make sbom                  what is installed, as CycloneDX
@@ -29,7 +30,7 @@ UV  := $(BIN)/uv
 # The modelled engine needs no SGLang, so its set-up is the small one.
 DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 
-.PHONY: demo test test-fast test-all lint types format docs compiled constraints audit sbom clients fresh clean
+.PHONY: demo test test-fast test-all test-matrix lint types format docs compiled constraints audit sbom clients fresh clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
 	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
@@ -41,7 +42,10 @@ test-fast: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not slow and not long"
 
 test-all: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not matrix"
+
+test-matrix: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m matrix
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

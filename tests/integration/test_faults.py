@@ -16,7 +16,7 @@ from ampd.session_key import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
 from tests.harness.graph import SHORT_LEASE, Graph, completion, events, profile, record, session
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -189,13 +189,16 @@ async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_it
     views = await graph.until_workers(3)
     await graph.end(graph.processes[next(view.worker_id for view in views if view.role is Role.PREFILL)])
     lasting = profile(graph.folder, prefill_s=0.005, long_prefill_s=6.0, step_s=0.002)
-    leaver = await graph.new_worker("prefill", lasting, *SHORT_LEASE)
+    leaver = await graph.new_worker("prefill", lasting, *SHORT_LEASE, "--log-rounds", "steps")
+    name = graph.processes[leaver]
     short = completion([5] * 40, max_tokens=2)
     while record((await client.post("/v1/completions", json=short)).json())["prefill_worker"] != leaver:
         pass  # the coordinator does not know it yet
+    begun = graph.log(name).count("prefill picked")
     asked = asyncio.create_task(client.post("/v1/completions", json=completion(LONG, max_tokens=8)))
-    await graph.until_views(lambda views: any(view.queue for view in views if view.worker_id == leaver))
-    os.kill(graph.pid(graph.processes[leaver]), signal.SIGTERM)
+    # The shared state has the prefill before the worker does.
+    await until(lambda: graph.log(name).count("prefill picked") > begun, PATIENCE_S)
+    os.kill(graph.pid(name), signal.SIGTERM)
     answer = record((await asked).json())
     assert (answer["prefill_worker"], answer["retries"]) == (leaver, 0)
     assert "exit code 0" in await graph.until_ended(graph.processes[leaver])

@@ -66,8 +66,8 @@ class ArrowBinding(Policy):
     Of equal workers it takes a random one. The changes of roles that go with it are made by `--pools arrow`.
 
     Limits: it decides once per session, and only `--moves` takes a session elsewhere later. Sessions in a tool call do
-    not count as running, though their KV stays. A local prefill of a first round looks like one that is left; there is none with
-    `--routing arrow`.
+    not count as running, though their KV stays. A local prefill of a first round looks like one that is left; there is
+    none with `--routing arrow`.
 
     Example: `--binding arrow`
     """

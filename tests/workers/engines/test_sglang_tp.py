@@ -50,6 +50,7 @@ NEW = 8
 DEGREES = (1, 2, 4)
 ROUTES = {"remote": (True,), "local": (False,), "alternating": (True, False)}
 LONGEST_DELAY_S = 0.1
+MATRIX = pytest.mark.matrix
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ async def check_rounds(pair: Pair, session: str, conversation: Conversation, rou
             assert played.decode.prompt_tokens - played.decode.cached_tokens <= PAGE + 1
 
 
-@pytest.mark.parametrize(("kv_heads", "late_rank"), [(1, 1), (2, 1), (4, 0)])
+@pytest.mark.parametrize(("kv_heads", "late_rank"), [pytest.param(1, 1, marks=MATRIX), (2, 1), (4, 0)])
 @pytest.mark.usefixtures("delayed")
 async def test_two_engines_of_any_two_degrees_on_every_route(tmp_path: Path, kv_heads: int) -> None:
     async with AsyncExitStack() as stack:
@@ -150,7 +151,9 @@ async def test_memory_that_others_free_or_take_while_an_engine_starts_is_no_fail
             assert len((await run(made, "", text(0, 20), NEW)).token_ids) == NEW
 
 
-@pytest.mark.parametrize(("tp", "kv_heads"), [(1, 8), (2, 2), (4, 8), (8, 2)])
+@pytest.mark.parametrize(
+    ("tp", "kv_heads"), [(1, 8), (2, 2), *(pytest.param(*cell, marks=MATRIX) for cell in ((4, 8), (8, 2)))]
+)
 @pytest.mark.usefixtures("delayed")
 async def test_eight_ranks_exchange_kv_with_any_number(tmp_path: Path, tp: int, kv_heads: int) -> None:
     """With one KV head per rank, and with groups of ranks that hold the same head."""
@@ -174,6 +177,7 @@ async def test_eight_ranks_exchange_kv_with_any_number(tmp_path: Path, tp: int, 
         await other.stop()
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("delayed")
 async def test_all_pairs_of_degrees_with_one_engine_at_a_time(tmp_path: Path) -> None:
     """Each prefill worker serves each decode worker: rounds 0 and 3 are remote, the others local."""

@@ -31,8 +31,8 @@ class TaiChiBinding(Policy):
 
     Our reading: sessions take the part of decodes, and the overflow happens when they begin.
 
-    Limits: it moves no session later, neither away nor back, because running decodes do not move here. So the part of the
-    source that follows the lengths of outputs is missing.
+    Limits: it moves no session later, neither away nor back, because running decodes do not move here. So the part of
+    the source that follows the lengths of outputs is missing.
 
     Example: `--binding taichi`, with `--routing taichi` and `--slicing taichi`
     """
