@@ -183,13 +183,15 @@ async def test_rounds_go_on_while_the_shared_state_is_away(client: httpx.AsyncCl
 
 @pytest.mark.long
 async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_its_lease(
-    client: httpx.AsyncClient, graph: Graph, slow: Path
+    client: httpx.AsyncClient, graph: Graph, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has left the shared state, and its stream is silent. It is alive all the same."""
     views = await graph.until_workers(3)
     await graph.end(graph.processes[next(view.worker_id for view in views if view.role is Role.PREFILL)])
     lasting = profile(graph.folder, prefill_s=0.005, long_prefill_s=6.0, step_s=0.002)
-    leaver = await graph.new_worker("prefill", lasting, *SHORT_LEASE, "--log-rounds", "steps")
+    with monkeypatch.context() as patch:
+        patch.setitem(graph.environment, "DYN_LOG", "info")
+        leaver = await graph.new_worker("prefill", lasting, *SHORT_LEASE, "--log-rounds", "steps")
     name = graph.processes[leaver]
     short = completion([5] * 40, max_tokens=2)
     while record((await client.post("/v1/completions", json=short)).json())["prefill_worker"] != leaver:
