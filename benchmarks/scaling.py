@@ -62,7 +62,7 @@ SIZES = (
 _LIMITS = SessionLimits(3600.0)
 _CONTEXT_TOKENS = 20_000
 _AT_ONCE = 64
-_PATIENCE_S = 60.0
+_PATIENCE_S = 300.0
 
 
 def prefill_workers(count: int) -> int:
