@@ -4,7 +4,7 @@
 #   make demo ENGINE=modelled  the same graph without engines (2 prefill, 4 decode workers)
 #   make test                  the tests of a working day; `make lint` and `make types` are the other two checks
 #   make test-fast             without engines and graphs
-#   make test-all              all tests, also those that take minutes, but for the matrix of models and TPs
+#   make test-all              all tests, also those that take minutes, without the matrix of models and TPs
 #   make test-matrix           that matrix: half an hour
 #   make audit                 known advisories about the pinned packages
 #   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK, Codex

@@ -203,7 +203,7 @@ async def test_a_worker_that_drains_finishes_a_prefill_that_takes_longer_than_it
     os.kill(graph.pid(name), signal.SIGTERM)
     answer = record((await asked).json())
     assert (answer["prefill_worker"], answer["retries"]) == (leaver, 0)
-    assert "exit code 0" in await graph.until_ended(graph.processes[leaver])
+    assert "exit code 0" in await graph.until_ended(name)
     await graph.new_worker("prefill", slow)
 
 

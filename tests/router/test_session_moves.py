@@ -1,6 +1,8 @@
 """Sessions that move to another owner before a round: the history's source, the release, races and failures."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -29,6 +31,19 @@ async def publish(store: MemoryStore, *others: str) -> None:
 
 async def two() -> MemoryState:
     return await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+
+
+@asynccontextmanager
+async def missed_move() -> AsyncIterator[Replica]:
+    """A replica that knows the session at d1. Another replica has moved it to d2 since then."""
+    state = await two()
+    async with (
+        Replica(state, "always-local", moves="any") as late,
+        Replica(state, "always-local", moves="any") as first,
+    ):
+        await turned(late)
+        assert (await first.round())[1]["move_reason"] == "role"
+        yield late
 
 
 async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_there() -> None:
@@ -144,13 +159,7 @@ async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
 
 
 async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history() -> None:
-    state = await two()
-    async with (
-        Replica(state, "always-local", moves="any") as late,
-        Replica(state, "always-local", moves="any") as first,
-    ):
-        await turned(late)
-        assert (await first.round())[1]["move_reason"] == "role"
+    async with missed_move() as late:
         await publish(late.store)
         await late.store.publish_worker(worker("d1", Role.PREFILL), 60.0)
         await late.store.publish_worker(worker("d2", held_tokens={KEY: len(PROMPT)}), 60.0)
@@ -164,13 +173,7 @@ async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history
 
 async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> None:
     """The first replica has moved the session for its old owner's role. Since then the new owner has that role."""
-    state = await two()
-    async with (
-        Replica(state, "always-local", moves="any") as late,
-        Replica(state, "always-local", moves="any") as first,
-    ):
-        await turned(late)
-        assert (await first.round())[1]["move_reason"] == "role"
+    async with missed_move() as late:
         await late.store.publish_worker(worker("d1"), 60.0)
         await late.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
         await asyncio.sleep(0)

@@ -33,7 +33,7 @@ TWO = Cluster(decode=(ReplicaGroup(2, TP),))
 
 
 class TurnAt:
-    """Turns the first decode worker to a prefill worker at a time."""
+    """Turns the first decode worker to a prefill worker at a time, and notes what it is told."""
 
     is_idle = is_slow = False
     interval_s = load_s = 0.0
@@ -41,29 +41,17 @@ class TurnAt:
     def __init__(self, time_s: float) -> None:
         self._time_s = time_s
         self.seen: list[tuple[float, dict[str, WorkerView]]] = []
+        self.moves = set[Moves]()
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         views = {view.worker_id: replace(view, held_tokens=dict(view.held_tokens)) for view in situation.workers}
         self.seen.append((situation.now_s, views))
+        self.moves.add(situation.others.moves)
         due = situation.now_s >= self._time_s
         return [RoleChange("decode-0", Role.PREFILL, "test")] if due else []
 
 
 TURNED = replace(OURS, binding=BindTo("decode-0"), pools=TurnAt(0.5))
-
-
-class ToldOthers:
-    """Changes nothing, and notes what it is told of the graph's other policies."""
-
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
-
-    def __init__(self) -> None:
-        self.moves = set[Moves]()
-
-    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        self.moves.add(situation.others.moves)
-        return ()
 
 
 def talk(name: str = "s", rounds: int = 3) -> Session:
@@ -87,9 +75,9 @@ def test_a_session_leaves_an_owner_that_became_a_prefill_worker() -> None:
 
 @pytest.mark.parametrize("moves", ["never", "needed", "any"])
 def test_a_pools_policy_is_told_which_sessions_may_move(moves: Moves) -> None:
-    told = ToldOthers()
-    run([talk()], TWO, replace(OURS, pools=told), SimulationOptions(moves=moves))
-    assert told.moves == {moves}
+    pools = TurnAt(0.5)
+    run([talk()], TWO, replace(OURS, pools=pools), SimulationOptions(moves=moves))
+    assert pools.moves == {moves}
 
 
 def test_a_session_stays_while_moves_are_off() -> None:
