@@ -27,6 +27,7 @@ import asyncio
 import json
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import product
@@ -62,7 +63,9 @@ SIZES = (
 _LIMITS = SessionLimits(3600.0)
 _CONTEXT_TOKENS = 20_000
 _AT_ONCE = 64
-_PATIENCE_S = 300.0
+_PATIENCE_S = 60.0
+_UNREAD = 4
+"""Publications that are on the way to the local copy. Redis closes the connection of a reader that is far behind."""
 
 
 def prefill_workers(count: int) -> int:
@@ -196,6 +199,7 @@ class FollowingCopy(ClusterView):
     def __init__(self, store: RedisStore) -> None:
         super().__init__(store, lease_s=LEASE_S, model=load_performance_model("qwen3-32b-h20"))
         self._until = (0, asyncio.Event())
+        self.unread = threading.Semaphore(_UNREAD)
 
     def after(self, events: int) -> asyncio.Event:
         """Is set when so many further events are applied."""
@@ -205,6 +209,7 @@ class FollowingCopy(ClusterView):
     def apply(self, event: StateEvent) -> None:
         super().apply(event)
         self.prefill()
+        self.unread.release()
         events, reached = self._until
         if self.counters.events == events:
             reached.set()
@@ -218,7 +223,7 @@ async def applied_us(url: str, decode: list[WorkerView], calls: int) -> float:
         await copy.start()
         applied = copy.after(calls)
         start_s = time.thread_time()
-        publishing = asyncio.create_task(asyncio.to_thread(asyncio.run, _publish(url, decode, calls)))
+        publishing = asyncio.create_task(asyncio.to_thread(asyncio.run, _publish(url, decode, calls, copy.unread)))
         async with asyncio.timeout(_PATIENCE_S):
             await applied.wait()
         used_s = time.thread_time() - start_s
@@ -229,10 +234,12 @@ async def applied_us(url: str, decode: list[WorkerView], calls: int) -> float:
         await store.close()
 
 
-async def _publish(url: str, views: list[WorkerView], calls: int) -> None:
+async def _publish(url: str, views: list[WorkerView], calls: int, unread: threading.Semaphore) -> None:
     store = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
     try:
         for number in range(calls):
+            if not unread.acquire(timeout=_PATIENCE_S):
+                raise RunError("the local copy has not read the last publications")
             await store.publish_worker(views[number % len(views)], LEASE_S)
     finally:
         await store.close()

@@ -1,9 +1,14 @@
 """The benchmark of the shared state by the size of a graph."""
 
+import time
+
+import pytest
+from redis.asyncio import Redis
+
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import RedisStore
 from ampd.types import Role
-from benchmarks.scaling import LEASE_S, NAMESPACE, FollowingCopy, bind, measure, row, synthetic_workers
+from benchmarks.scaling import LEASE_S, NAMESPACE, FollowingCopy, applied_us, bind, measure, row, synthetic_workers
 
 
 def test_the_workers_hold_all_sessions_in_equal_parts() -> None:
@@ -41,3 +46,12 @@ async def test_what_is_applied_is_applied_by_a_copy_that_follows_redis() -> None
         assert all(getattr(view.queue, "work", None) for view in copy.workers()), "as a performance model adds it up"
         await copy.stop()
         await store.close()
+
+
+async def test_publications_wait_for_a_copy_that_reads_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FollowingCopy, "prefill", lambda _: time.sleep(0.002))
+    with EmbeddedRedis() as server:
+        async with Redis.from_url(server.url) as probe:
+            await probe.config_set("client-output-buffer-limit", "pubsub 300kb 0 0")
+        views = synthetic_workers(2, [f"s{number}" for number in range(800)])
+        assert await applied_us(server.url, views[1:], calls=100) > 0
