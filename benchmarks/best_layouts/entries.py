@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import product
 
 from ampd.errors import UserError
 from benchmarks.policies.contest import Contestant
@@ -77,8 +79,10 @@ class Entry:
         """The contestant and its layout, as `deflection 1+3`."""
         if self.contestant.is_unsplit:
             return self.contestant.label
-        prefill, decode = (_replicas(text)[0] for text in (self.setting.prefill, self.setting.decode))
-        return f"{self.contestant.label} {prefill}+{decode}"
+        prefill, decode = _degrees(self.setting.prefill), _degrees(self.setting.decode)
+        if len({*prefill, *decode}) == 1:
+            return f"{self.contestant.label} {len(prefill)}+{len(decode)}"
+        return f"{self.contestant.label} {self.setting.prefill} + {self.setting.decode}"
 
 
 def all_settings() -> list[Setting]:
@@ -95,14 +99,27 @@ def all_settings() -> list[Setting]:
     return list(settings)
 
 
+def planned_settings() -> list[Setting]:
+    """Workers of unequal degrees, as `ampd plan --use-all` divides eight GPUs. Ours starts from the plan's layout."""
+    return [
+        Setting("llama-3.1-8b", "l40s", "tau-bench-airline", "2xTP1", "1xTP2+1xTP4", 0.5, 0.05, _DURATION_S),
+        Setting("qwen3-32b", "h20", "tau-bench-airline", "1xTP2+1xTP4", "1xTP2", 0.5, 0.04, _DURATION_S),
+        Setting("qwen3-32b", "h100", "toolbench", "4xTP1", "1xTP4", 0.5, 0.04, _DURATION_S),
+        Setting("llama-3.1-70b", "h200", "dureader", "2xTP2", "1xTP4", 5.0, 0.05, _DURATION_S),
+    ]
+
+
 def settings_named(only: str | None) -> list[Setting]:
-    """The settings whose names contain one of these comma-separated parts; None: all.
+    """The settings whose names contain one of these comma-separated parts; None: all, without the planned ones.
 
     Raises:
         UserError: there is none.
     """
-    parts = [part.strip() for part in only.split(",")] if only else [""]
-    chosen = [each for each in all_settings() if any(part in f"{each.name} {each.gpu}" for part in parts)]
+    if only is None:
+        return all_settings()
+    parts = [part.strip() for part in only.split(",")]
+    every = [*all_settings(), *planned_settings()]
+    chosen = [each for each in every if any(part in f"{each.name} {each.gpu}" for part in parts)]
     if not chosen:
         raise UserError(f"--only: no setting's name contains {only!r}")
     return chosen
@@ -127,13 +144,25 @@ def rivals(setting: Setting, engine: Engine) -> list[Entry]:
 
 
 def splits(setting: Setting) -> Iterator[Setting]:
-    """The setting with every split of its workers into prefill and decode workers, the even one first."""
-    prefill, degree = _replicas(setting.prefill)
-    decode, _ = _replicas(setting.decode)
-    workers = prefill + decode
-    counts = sorted(range(1, workers), key=lambda count: abs(count - prefill))
-    for count in counts:
-        yield replace(setting, prefill=f"{count}xTP{degree}", decode=f"{workers - count}xTP{degree}")
+    """The setting with every split of its workers into prefill and decode workers, its own first, then its like."""
+    own, decode = _degrees(setting.prefill), _degrees(setting.decode)
+    workers = Counter(own + decode)
+    counts = (range(workers[degree] + 1) for degree in sorted(workers))
+    parts = [Counter(dict(zip(sorted(workers), part, strict=True))) for part in product(*counts)]
+    parts = [part for part in parts if 0 < part.total() < workers.total()]
+    gpus = sum(own)
+    parts.sort(key=lambda part: (part != Counter(own), abs(_gpus(part) - gpus), _gpus(part)))
+    for part in parts:
+        yield replace(setting, prefill=_groups(part), decode=_groups(workers - part))
+
+
+def _gpus(workers: Counter[int]) -> int:
+    return sum(degree * count for degree, count in workers.items())
+
+
+def _groups(workers: Counter[int]) -> str:
+    """As in 2xTP1+1xTP4."""
+    return "+".join(f"{count}xTP{degree}" for degree, count in sorted(workers.items()) if count)
 
 
 def _on_splits(contestants: Sequence[Contestant], setting: Setting) -> list[Entry]:
@@ -144,7 +173,6 @@ def _unsplit(contestants: Sequence[Contestant], setting: Setting) -> list[Entry]
     return [Entry(contestant, setting) for contestant in contestants]
 
 
-def _replicas(text: str) -> tuple[int, int]:
-    """(replicas, degree) of a layout with equal workers."""
-    ((count, theta),) = parse_groups(text, "layout")
-    return count, theta.tp
+def _degrees(text: str) -> list[int]:
+    """The degree of each worker of a layout."""
+    return [theta.tp for count, theta in parse_groups(text, "layout") for _ in range(count)]

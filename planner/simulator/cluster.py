@@ -11,6 +11,8 @@ from ampd.errors import UserError
 from ampd.types import Parallelism, Role
 
 _GROUP = re.compile(r"(\d{1,6})x(?:TP)?(\d{1,6})", re.IGNORECASE | re.ASCII)
+_SEPARATOR = re.compile("[,+]")
+"""Users write a comma. Plans and tables show a plus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +87,14 @@ def merged(groups: Sequence[ReplicaGroup]) -> tuple[ReplicaGroup, ...]:
 
 
 def parse_groups(text: str, flag: str) -> tuple[tuple[int, Parallelism], ...]:
-    """(replicas, parallelism) of a text such as `2xTP4` or `2xTP4,1xTP8`; `0` or `none`: no group.
+    """(replicas, parallelism) of a text such as `2xTP4`, `2xTP4,1xTP8`, or `2xTP4+1xTP8`; `0` or `none`: no group.
 
     Raises:
         UserError: the text does not fit; the line names `flag`.
     """
     if text.strip().lower() in ("", "0", "none"):
         return ()
-    groups = [_GROUP.fullmatch(part.strip()) for part in text.split(",")]
+    groups = [_GROUP.fullmatch(part.strip()) for part in _SEPARATOR.split(text)]
     pairs = [(int(match[1]), Parallelism(int(match[2]))) for match in groups if match]
     if len(pairs) < len(groups) or any(replicas < 1 or theta.tp < 1 for replicas, theta in pairs):
         raise UserError(f"{flag}: give replicas and their tensor parallelism as 2xTP4 or 2xTP4,1xTP8 (given: {text!r})")

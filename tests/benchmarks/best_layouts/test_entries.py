@@ -3,7 +3,18 @@
 import pytest
 
 from ampd.policies.registry import create_named
-from benchmarks.best_layouts.entries import Engine, all_settings, our_parts, ours, rivals, splits
+from benchmarks.best_layouts.entries import (
+    Engine,
+    Entry,
+    all_settings,
+    our_parts,
+    ours,
+    planned_settings,
+    rivals,
+    settings_named,
+    splits,
+)
+from benchmarks.policies.contestants import OURS_STATIC
 from benchmarks.policies.settings import Setting
 
 FOUR = Setting("qwen3-32b", "h20", "toolbench", "2xTP2", "2xTP2", 0.35, 0.04)
@@ -12,6 +23,23 @@ FOUR = Setting("qwen3-32b", "h20", "toolbench", "2xTP2", "2xTP2", 0.35, 0.04)
 def test_splits_keep_workers_and_degree() -> None:
     found = [(split.prefill, split.decode) for split in splits(FOUR)]
     assert found == [("2xTP2", "2xTP2"), ("1xTP2", "3xTP2"), ("3xTP2", "1xTP2")]
+
+
+def test_splits_of_unequal_workers_are_all_assignments_of_the_same_workers() -> None:
+    setting = Setting("llama-3.1-8b", "l40s", "tau-bench-airline", "2xTP1", "1xTP2+1xTP4", 0.5, 0.05)
+    found = [(split.prefill, split.decode) for split in splits(setting)]
+    assert found[0] == ("2xTP1", "1xTP2+1xTP4")
+    assert len(found) == len(set(found)) == 3 * 2 * 2 - 2
+    assert ("1xTP1+1xTP4", "1xTP1+1xTP2") in found
+    assert all(split.gpus == 8 for split in splits(setting))
+    assert Entry(OURS_STATIC, setting).label == "ours with fixed roles 2xTP1 + 1xTP2+1xTP4"
+
+
+def test_planned_settings_are_run_only_if_they_are_named() -> None:
+    planned = planned_settings()
+    assert settings_named(None) == all_settings()
+    assert settings_named(f"{planned[0].name} l40s") == planned[:1]
+    assert not {*planned} & {*all_settings()}
 
 
 @pytest.mark.parametrize(("engine", "name"), [(Engine.PAUSES, ""), (Engine.SHARES, ", shared passes")])

@@ -14,8 +14,13 @@ def test_groups_are_read(text: str) -> None:
     assert parse_groups(text, "--prefill") == ((2, Parallelism(4)),)
 
 
+@pytest.mark.parametrize("text", ["2xTP4,1xTP8", "2xTP4+1xTP8", "2x4 + 1x8"])
+def test_groups_are_separated_as_users_and_plans_write_them(text: str) -> None:
+    assert parse_groups(text, "--prefill") == ((2, Parallelism(4)), (1, Parallelism(8)))
+
+
 @pytest.mark.parametrize(
-    "text", ["TP4", "2xTP", "0xTP4", "2xTP0", "2xTP4;1xTP8", "-1xTP4", "1xTP" + "9" * 400, "9" * 5000 + "x1"]
+    "text", ["TP4", "2xTP4+", "2xTP", "0xTP4", "2xTP0", "2xTP4;1xTP8", "-1xTP4", "1xTP" + "9" * 400, "9" * 5000 + "x1"]
 )
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--prefill: give replicas"):
