@@ -13,6 +13,7 @@ from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks.best_layouts.entries import settings_named
+from benchmarks.best_layouts.named import named_rivals
 from benchmarks.best_layouts.search import Outcome, Searcher, first_outcome, further_outcome
 from benchmarks.best_layouts.table import tables
 from benchmarks.policies.campaign import Ledger
@@ -31,6 +32,11 @@ class BestLayoutsSettings(Settings):
     seeds: int = Field(3, ge=1, le=100, description="Seeds of arrivals and lengths; the first one chooses layouts.")
     precision: float = Field(1.05, gt=1, le=2, description="Factor up to which a highest rate is searched.")
     quick: bool = Field(False, description="One seed, 30 s of arrivals, precision 1.15: minutes, and no result.")
+    rivals_of: Path | None = Field(
+        None,
+        description="Page with these tables. Of the rivals whose engine pauses, only the best ones that it names are "
+        "tried. Rivals do not change when only ours has changed.",
+    )
     data: Path | None = Field(None, description="JSON lines of simulations; what it has already is not made again.")
     write: Path | None = Field(None, description="Document whose marked part is replaced; default: print the tables.")
 
@@ -46,6 +52,7 @@ def run(argv: Sequence[str]) -> int:
     if options.write:
         check_markers(options.write, [_MARKER])
     settings = _chosen(options)
+    named = {setting: named_rivals(options.rivals_of, setting) for setting in settings} if options.rivals_of else {}
     searcher = Searcher(Ledger(options.data), 1.15 if options.quick else options.precision, _report)
     outcomes: dict[Setting, list[Outcome]] = {}
     for seed in range(1 if options.quick else options.seeds):
@@ -54,7 +61,7 @@ def run(argv: Sequence[str]) -> int:
             if seed:
                 outcomes[setting].append(further_outcome(searcher, setting, seed, outcomes[setting][0]))
             else:
-                outcomes[setting] = [first_outcome(searcher, setting)]
+                outcomes[setting] = [first_outcome(searcher, setting, named.get(setting))]
             if options.write:
                 put_between_markers(options.write, _MARKER, tables(outcomes))
     if not options.write:

@@ -121,15 +121,20 @@ def first_start(setting: Setting) -> dict[str, float]:
     return dict.fromkeys(CRITERIA, 0.1 if setting.trace == "coding-agents" else 1.0)
 
 
-def first_outcome(searcher: Searcher, setting: Setting) -> Outcome:
-    """The first seed: the best layouts are searched."""
+def first_outcome(searcher: Searcher, setting: Setting, pausing_rivals: Sequence[Entry] | None = None) -> Outcome:
+    """The first seed: the best layouts are searched.
+
+    Args:
+        pausing_rivals: the only rivals whose engine pauses that are tried; None: all.
+    """
     near = first_start(setting)
     best: dict[tuple[str, Engine], Mapping[str, Goodput]] = {}
     found: dict[str, Mapping[str, float]] = {}
     for engine in Engine:
         best[PARTS, engine] = searcher.best(our_parts(setting, engine), 0, near)
         near = _positive({criterion: goodput.rate for criterion, goodput in best[PARTS, engine].items()})
-        best[RIVAL, engine] = searcher.best(rivals(setting, engine), 0, near)
+        named = pausing_rivals if engine is Engine.PAUSES else None
+        best[RIVAL, engine] = searcher.best(rivals(setting, engine) if named is None else named, 0, near)
         for entry in ours(setting, engine):
             found[entry.contestant.label] = searcher.goodput(entry, 0, near)
     return Outcome(found, best)
