@@ -1,1 +1,0 @@
-"""Ways to choose the workers' roles, from an even split: what each attains at fixed rates."""
