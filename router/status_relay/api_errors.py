@@ -32,11 +32,13 @@ def error_response(path: str, refused: Refused) -> web.Response:
 def last_answer(path: str, refused: Refused) -> bytes:
     """The same answer as bytes. Its connection ends with it."""
     body = json.dumps(_body(path, refused)).encode()
+    seconds = retry_after_s(refused.message)
     lines = (
         f"HTTP/1.1 {refused.status} {HTTPStatus(refused.status).phrase}",
         "Content-Type: application/json; charset=utf-8",
         f"Content-Length: {len(body)}",
         "Connection: close",
+        *(() if seconds is None else (f"Retry-After: {seconds}",)),
     )
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 

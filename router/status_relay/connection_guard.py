@@ -4,6 +4,8 @@ The library limits each header and their number, so that a client could fill the
 waits an hour for the end of a head. So each connection has a guard between socket and library, which counts what comes
 while no body does. What comes in one packet with the end of a body is not counted: at most one read.
 
+A connection on which nothing comes at all is ended too, because the library would keep it for ever.
+
 The library also stops reading where many requests wait for their turn, and then does not see that their client leaves.
 The request in progress would then run to its end, although its client has left. So the guard ends such a connection.
 """
@@ -29,6 +31,9 @@ MOST_HEAD_BYTES = 256 << 10
 
 PATIENCE_S = 20.0
 """From the first byte of a head to its end."""
+
+SILENCE_S = 75.0
+"""Until the first byte of a connection. The library waits as long between two requests; for the first one, for ever."""
 
 _LOOP_STEPS = 4
 """Turns of the loop until the library has called the handler for a head that is complete, with one to spare. Until
@@ -73,6 +78,7 @@ class ConnectionGuard(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As in `asyncio.Protocol`; so are the methods below."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        self._timer = self._loop.call_later(SILENCE_S, self._transport.abort)
         self._inner.connection_made(transport)
 
     def connection_lost(self, error: BaseException | None) -> None:
@@ -109,9 +115,10 @@ class ConnectionGuard(asyncio.Protocol):
             self._transport.abort()
 
     def _count_head(self, count: int) -> None:
-        self._head_bytes += count
-        if self._timer is None:
+        if not self._head_bytes:
+            self._stop_timer()  # of the silence before
             self._timer = self._loop.call_later(PATIENCE_S, self._expired)
+        self._head_bytes += count
         if self._head_bytes > MOST_HEAD_BYTES and not self._is_checking:
             self._is_checking = True
             self._loop.call_soon(self._check, _LOOP_STEPS)

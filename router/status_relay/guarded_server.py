@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -13,6 +13,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 from ampd.wire import Refused
 from router.status_relay.api_errors import last_answer
 from router.status_relay.connection_guard import ConnectionGuard, Handler
+
+MOST_CONNECTIONS = 8192
+"""Of clients at a time, so that nobody fills the memory with connections. A request needs one more to the frontend."""
+
+_RETRY_S = 5
 
 
 class ConnectionGuards:
@@ -59,7 +64,24 @@ class GuardedRunner(web.AppRunner):
         server, loop = super().server, asyncio.get_running_loop()
         if server is None:
             return None
-        return lambda: self._guards.guard(GuardedProtocol(server, loop=loop, **self._options))
+
+        def protocol() -> asyncio.Protocol:
+            if len(self._guards) >= MOST_CONNECTIONS:
+                return _Full()
+            return self._guards.guard(GuardedProtocol(server, loop=loop, **self._options))
+
+        return protocol
+
+
+class _Full(asyncio.Protocol):
+    """A connection too many. It is told so, and ends."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As in `asyncio.Protocol`."""
+        sent = cast(asyncio.WriteTransport, transport)
+        message = f"{MOST_CONNECTIONS} connections are open, and more are not taken; retry after {_RETRY_S} s"
+        sent.write(last_answer("", Refused(HTTPStatus.SERVICE_UNAVAILABLE, message)))
+        sent.close()
 
 
 class GuardedProtocol(web.RequestHandler):

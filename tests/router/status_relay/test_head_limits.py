@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+from contextlib import suppress
 
 import aiohttp
 import pytest
 
-from router.status_relay import connection_guard
+from router.status_relay import connection_guard, guarded_server
 from tests.router.status_relay.test_hostile_clients import END, answers, relayed
+from tests.waiting import until
 
 CHUNK = b"x" * 60_000
 
@@ -93,3 +95,47 @@ async def test_errors_of_the_server_have_the_form_of_the_api(request_: bytes, st
         assert b"secret" not in body
         assert json.loads(body)["error"]["code"] == status
         assert frontend.asked == []
+
+
+async def test_a_connection_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_guard, "SILENCE_S", 0.2)
+    async with relayed() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        with suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_head_that_begins_late_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_guard, "SILENCE_S", 0.5)
+    async with relayed() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /whole HTTP/1.1\r\n")
+        await asyncio.sleep(1.0)
+        writer.write(END)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def test_connections_beyond_the_bound_are_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 2)
+    async with relayed() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        refused, writer = await asyncio.open_connection(host, int(port))
+        answer = await refused.read()
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nRetry-After: 5\r\n" in answer
+        writer.close()
+        held[0][1].close()
+
+        async def is_served() -> bool:
+            return (await answers(url, b"GET /whole HTTP/1.1\r\n" + END)).startswith(b"HTTP/1.1 200 ")
+
+        await until(is_served)
+        held[1][1].close()
