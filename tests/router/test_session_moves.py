@@ -132,6 +132,22 @@ async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_on
         assert replica.workers.asked("kv release_session") == ["d1"]
 
 
+async def test_a_round_that_loses_its_new_owner_reads_nothing_from_an_old_owner_with_other_weights() -> None:
+    others = [worker("d2", kv_used_tokens=1, fingerprint="x"), worker("d3", kv_used_tokens=2, fingerprint="y")]
+    async with Replica(await cluster(worker("d1", fingerprint="x"), *others), "always-local", moves="any") as replica:
+        assert (await replica.round())[1]["decode_worker"] == "d1"
+        old = worker("d1", Role.PREFILL, held_tokens={KEY: len(PROMPT)}, fingerprint="x")
+        await replica.store.publish_worker(old, 60.0)
+        await asyncio.sleep(0)
+        replica.workers.fail["generate", "d2"] = ConnectionError("gone")
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["move_reason"], record["retries"]) == ("d3", "role", 1)
+        *_, (_, _, request) = [call for call in replica.workers.calls if call[:2] == ("generate", "d3")]
+        assert "history_worker_id" not in request
+        assert record["hist_tokens"] == 0
+        assert replica.workers.asked("kv release_session") == ["d1"]
+
+
 async def test_a_prefill_that_fails_after_a_move_is_computed_at_the_new_owner_with_the_old_history() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("p", Role.PREFILL))
     async with Replica(state, "always-local", moves="any") as replica:
