@@ -373,7 +373,14 @@ class RoundRun:
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
             owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
             computed = None if self._stream.has_begun else self._record.kept_tokens
-            services.sessions.remember(placement.binding, context, computed_tokens=computed, missed=missed, owner=owner)
+            services.sessions.remember(
+                placement.binding,
+                context,
+                computed_tokens=computed,
+                missed=missed,
+                moved=bool(self._record.move_reason),
+                owner=owner,
+            )
         notify(services.observers, served)
 
     def _leave_history(self, placement: Placement) -> None:

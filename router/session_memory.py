@@ -135,6 +135,7 @@ class SessionMemory:
         *,
         computed_tokens: int | None = None,
         missed: bool = False,
+        moved: bool = False,
         owner: SessionOwner | None = None,
     ) -> None:
         """Keep a session's binding and packed context after a round.
@@ -142,12 +143,14 @@ class SessionMemory:
         Args:
             computed_tokens: of the context, if the round ended before its prefill did; None: all.
             missed: the round missed a target.
+            moved: the session moved with this round. It may have been unknown here before.
         """
         missed = missed or self.has_missed(binding.session_id)
         moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
         # A second round may have been served elsewhere. Then the store says that the session is bound.
         expires_s = self._clock() + (self._limits.new_ttl_s if before is None else self._limits.ttl_s)
-        if owner is not None and before is not None and before.worker_id != binding.worker_id:
+        moved = moved or (before is not None and before.worker_id != binding.worker_id)
+        if owner is not None and moved:
             moved_s = owner.served_s
         self.forget(binding.session_id)
         computed = len(context) // 4 if computed_tokens is None else computed_tokens

@@ -117,6 +117,21 @@ async def test_a_session_does_not_move_twice_in_a_row() -> None:
         assert (await replica.round())[1]["decode_worker"] == "d2"
 
 
+async def test_a_replica_that_moves_a_session_with_its_first_round_of_it_does_not_move_it_again_at_once() -> None:
+    state = await two()
+    async with (
+        Replica(state, "always-local", moves="any") as first,
+        Replica(state, "always-local", moves="any") as other,
+    ):
+        await turned(first)
+        assert (await other.round())[1]["move_reason"] == "role"
+        await other.store.publish_worker(worker("d1"), 60.0)
+        await other.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        _, record = await other.round()
+        assert (record["decode_worker"], record["move_reason"]) == ("d2", "")
+
+
 async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_one() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
     async with Replica(state, "always-local", moves="any") as replica:
