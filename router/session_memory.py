@@ -147,6 +147,8 @@ class SessionMemory:
         """
         missed = missed or self.has_missed(binding.session_id)
         moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
+        if before is not None and before.epoch > binding.epoch:
+            binding = before  # a round beside this one has moved the session
         # A second round may have been served elsewhere. Then the store says that the session is bound.
         expires_s = self._clock() + (self._limits.new_ttl_s if before is None else self._limits.ttl_s)
         moved = moved or (before is not None and before.worker_id != binding.worker_id)
