@@ -61,9 +61,7 @@ class SessionReleaser:
         self.evicted = 0
 
     @asynccontextmanager
-    async def round(
-        self, session_id: str, *, is_copy: bool = False, has_context: bool = False
-    ) -> AsyncIterator[None]:
+    async def round(self, session_id: str, *, is_copy: bool = False, has_context: bool = False) -> AsyncIterator[None]:
         """Mark a round of the session as running during the block. A release that came meanwhile happens at its end.
 
         Args:
