@@ -147,8 +147,10 @@ class Placer:
                 is_new = _is_new(unplaced, known, decode)
                 return self._placed(Placement(outcome.binding, plan, True, is_new))
             if known is not None:
-                # Another replica has moved the session since it was served here, so it rests where it is.
-                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False))
+                # Another replica has moved the session since it was served here, so it rests where it is. Its old owner
+                # still has what that move has not brought.
+                holder = unplaced.moving.holder or known.worker_id
+                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, holder=holder))
             known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 

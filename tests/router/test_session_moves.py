@@ -10,7 +10,8 @@ from ampd.session_key import session_key
 from ampd.state.store import RouteOutcome, StateUnavailableError
 from ampd.types import Moves, Role
 from tests.memory_store import MemoryState, MemoryStore
-from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
+from tests.router.replica_lab import HANGS, PROMPT, Replica, cluster, queues, worker
+from tests.waiting import until
 
 KEY = session_key("", "s")
 EXPECTED = [64, 65, 66, 67, 68]
@@ -211,6 +212,43 @@ async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> 
         for _ in range(2):
             _, record = await late.round()
             assert (record["decode_worker"], record["move_reason"]) == ("d2", "")
+
+
+async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_the_old_one() -> None:
+    """The round that moved the session was not completed, so that the old owner still has the history."""
+    async with missed_move() as late:
+        await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
+        await late.store.publish_worker(worker("d2"), 60.0)
+        await asyncio.sleep(0)
+        late.workers.calls.clear()
+        _, record = await late.round()
+        assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
+        [request] = [request for name, _, request in late.workers.calls if name == "generate"]
+        assert request["history_worker_id"] == "d1"
+        assert record["hist_tokens"] == len(PROMPT) - 1
+        assert late.workers.asked("kv release_session") == ["d1"]
+
+
+async def test_a_history_that_a_move_has_not_brought_comes_with_the_next_round() -> None:
+    """The client of the round that moved the session has left before the new owner began it."""
+    async with Replica(await two(), "always-local", moves="any") as replica:
+        await turned(replica)
+        replica.workers.calls.clear()
+        replica.workers.fail["generate", "d2"] = HANGS
+        left = asyncio.create_task(replica.run().serve(lambda _: None))
+        await until(lambda: replica.workers.asked("generate") == ["d2"])
+        left.cancel()
+        await asyncio.wait({left})
+        await asyncio.gather(*replica.tasks)
+        assert not replica.workers.asked("kv release_session")
+        replica.workers.fail.clear()
+        for history in ("d1", None):
+            replica.workers.calls.clear()
+            _, record = await replica.round()
+            assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
+            [request] = [request for name, _, request in replica.workers.calls if name == "generate"]
+            assert request.get("history_worker_id") == history
+            assert replica.workers.asked("kv release_session") == ([history] if history else [])
 
 
 async def test_a_session_stays_if_the_store_is_lost_at_its_move(monkeypatch: pytest.MonkeyPatch) -> None:
