@@ -15,6 +15,7 @@ from ampd.serving.placement import (
     PlanSituation,
     deterministic_choice,
     prefill_task,
+    readable,
     with_room,
 )
 from ampd.state.store import (
@@ -146,8 +147,10 @@ class Placer:
                 is_new = _is_new(unplaced, known, decode)
                 return self._placed(Placement(outcome.binding, plan, True, is_new))
             if known is not None:
-                # Another replica has moved the session since it was served here, so it rests where it is.
-                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False))
+                # Another replica has moved the session since it was served here, so it rests where it is. Its old owner
+                # still has what that move has not brought.
+                holder = unplaced.moving.holder or known.worker_id
+                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, holder=holder))
             known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 
@@ -250,7 +253,7 @@ class Placer:
 
     async def _moved(self, unplaced: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
-        before = self._view.worker(unplaced.moving.holder or "")
+        before = self._before(unplaced, plan.decode)
         if before is not None and await unplaced.hist_tokens(plan.decode) > await unplaced.hist_tokens(before):
             return plan
         # The old owner may hold more than is known here. It is asked to drop its copy in any case.
@@ -281,13 +284,18 @@ class Placer:
     async def _history(self, unplaced: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
         held_tokens = await unplaced.hist_tokens(decode)
-        before = unplaced.moving.holder
-        if before is None or before == decode.worker_id or before in unplaced.lost:
-            return held_tokens, None
-        holder = self._view.worker(before)
+        holder = self._before(unplaced, decode)
         if holder is None or (there_tokens := await unplaced.hist_tokens(holder)) <= held_tokens:
             return held_tokens, None
         return there_tokens, holder
+
+    def _before(self, unplaced: UnplacedRound, decode: WorkerView) -> WorkerView | None:
+        """The owner that the session has left, if the decode worker can read its KV."""
+        before = unplaced.moving.holder
+        if before is None or before == decode.worker_id or before in unplaced.lost:
+            return None
+        holder = self._view.worker(before)
+        return holder if holder is not None and readable(decode, [holder]) else None
 
     # -- the write
 

@@ -28,7 +28,8 @@ class Recovery:
     Attributes:
         lost: workers that failed this round, or refused it after its output had begun.
         kv_source: the prefill worker that has the KV of the whole context; None: the decode worker prefills.
-        holder: the owner before, if the session moved with this round; it still has the KV of the history.
+        holder: the owner before, if the session moved with this round, or with one that was not completed; it still has
+            the KV of the history.
     """
 
     def __init__(

@@ -62,6 +62,7 @@ class RoundRun:
         self._stream = ClientStream(request, self._record, services.clock)
         self._deaths = services.deaths.of_request(self._record.facts.request_id, request.prompt, request.tenant)
         self._recovery = Recovery(request, self._record, services.placer, options.retries, self._deaths)
+        self._recovery.holder = services.sessions.holder(request.session_id)
         self._placement: Placement | None = None
         self._unreached: Placement | None = None
         self._is_initial = False
@@ -373,7 +374,15 @@ class RoundRun:
             missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
             owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
             computed = None if self._stream.has_begun else self._record.kept_tokens
-            services.sessions.remember(placement.binding, context, computed_tokens=computed, missed=missed, owner=owner)
+            services.sessions.remember(
+                placement.binding,
+                context,
+                computed_tokens=computed,
+                missed=missed,
+                moved=bool(self._record.move_reason),
+                holder=None if self._stream.is_complete else self._recovery.holder,
+                owner=owner,
+            )
         notify(services.observers, served)
 
     def _leave_history(self, placement: Placement) -> None:

@@ -80,6 +80,7 @@ class _Entry:
     has_missed: bool = False
     owner: SessionOwner | None = None
     moved_s: float = float("-inf")
+    holder: str | None = None
 
 
 class SessionMemory:
@@ -120,6 +121,11 @@ class SessionMemory:
         entry = self._find(session_id)
         return entry.moved_s if entry else float("-inf")
 
+    def holder(self, session_id: str) -> str | None:
+        """The owner before, if the session has moved and no round served here was complete since then."""
+        entry = self._find(session_id)
+        return entry.holder if entry else None
+
     def overlap(self, session_id: str, prompt: bytes) -> Overlap:
         """Compare a packed prompt with the session's last context."""
         entry = self._find(session_id)
@@ -135,6 +141,8 @@ class SessionMemory:
         *,
         computed_tokens: int | None = None,
         missed: bool = False,
+        moved: bool = False,
+        holder: str | None = None,
         owner: SessionOwner | None = None,
     ) -> None:
         """Keep a session's binding and packed context after a round.
@@ -142,16 +150,23 @@ class SessionMemory:
         Args:
             computed_tokens: of the context, if the round ended before its prefill did; None: all.
             missed: the round missed a target.
+            moved: the session moved with this round. It may have been unknown here before.
+            holder: the owner before, which still has KV that the round has not brought to the new one.
         """
         missed = missed or self.has_missed(binding.session_id)
         moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
+        if before is not None and before.epoch > binding.epoch:
+            binding = before  # a round beside this one has moved the session
         # A second round may have been served elsewhere. Then the store says that the session is bound.
         expires_s = self._clock() + (self._limits.new_ttl_s if before is None else self._limits.ttl_s)
-        if owner is not None and before is not None and before.worker_id != binding.worker_id:
+        moved = moved or (before is not None and before.worker_id != binding.worker_id)
+        if owner is not None and moved:
             moved_s = owner.served_s
         self.forget(binding.session_id)
         computed = len(context) // 4 if computed_tokens is None else computed_tokens
-        self._entries[binding.session_id] = _Entry(binding, context, computed, expires_s, missed, owner, moved_s)
+        self._entries[binding.session_id] = _Entry(
+            binding, context, computed, expires_s, missed, owner, moved_s, holder
+        )
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:
             self.forget(next(iter(self._entries)))

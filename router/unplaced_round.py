@@ -16,7 +16,7 @@ class MovingSession:
     Attributes:
         may_move: the session may move with this round.
         moved_s: when it moved last, as far as this replica knows; minus infinity: never.
-        holder: the owner before, if the session moved with this round and the round has to be placed again.
+        holder: the owner before, if the session moved and no round has been completed since; it has the history.
     """
 
     may_move: bool = False

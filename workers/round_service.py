@@ -96,7 +96,8 @@ class RoundService:
         progress = self._begin(request)
         chunks = self._taken_over(request, progress, source) if source else self._local(request, progress)
         try:
-            async with self._sessions.round(progress.task.session_id), aclosing(chunks):
+            has_context = progress.prompt.kept_tokens > 0
+            async with self._sessions.round(progress.task.session_id, has_context=has_context), aclosing(chunks):
                 async for chunk in chunks:
                     yield chunk
         finally:

@@ -21,6 +21,7 @@ class _Use:
     """A session here.
 
     Attributes:
+        rounds: those here; at least 2 if it had one elsewhere.
         is_copy: another worker owns it, as far as its rounds here show.
         is_held: some of its KV is here.
     """
@@ -37,7 +38,7 @@ class SessionReleaser:
     """Releases the KV of sessions that were ended, or that had no round for `ttl_s` seconds.
 
     Args:
-        first_ttl_s: the same for sessions that have had one round here, if it is less.
+        first_ttl_s: the same for sessions that have had one round, if it is less.
 
     Attributes:
         expired: sessions that were released because they were idle for too long.
@@ -60,16 +61,17 @@ class SessionReleaser:
         self.evicted = 0
 
     @asynccontextmanager
-    async def round(self, session_id: str, *, is_copy: bool = False) -> AsyncIterator[None]:
+    async def round(self, session_id: str, *, is_copy: bool = False, has_context: bool = False) -> AsyncIterator[None]:
         """Mark a round of the session as running during the block. A release that came meanwhile happens at its end.
 
         Args:
             is_copy: the round is only prefilled here. The session belongs to another worker.
+            has_context: the session had a round before, perhaps at another owner.
         """
         use = self._uses.setdefault(session_id, _Use())
         use.is_copy = is_copy
         use.running += 1
-        use.rounds += 1
+        use.rounds = max(use.rounds + 1, 2 if has_context else 1)
         use.release = False
         try:
             yield

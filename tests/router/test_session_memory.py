@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.state.store import Binding, SessionLimits
-from router.session_memory import Overlap, SessionMemory, common_prefix_tokens, pack_tokens
+from router.session_memory import Overlap, SessionMemory, SessionOwner, common_prefix_tokens, pack_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 FEW = st.lists(st.integers(0, 2), max_size=40)
@@ -70,6 +70,17 @@ def test_memory_stays_within_its_bound_and_forgets_the_oldest(writes: list[tuple
     for name in order:
         memory.forget(name)
     assert memory._bytes == 0
+
+
+def test_a_round_that_ends_after_its_session_moved_does_not_bring_the_old_binding_back() -> None:
+    """Two rounds of the session ran at once, and the one that began later moved it."""
+    memory = SessionMemory(1 << 20, LIMITS)
+    memory.remember(Binding("s", "new", 2), pack_tokens([1]), owner=SessionOwner("s", "", 5.0))
+    memory.remember(Binding("s", "old", 1), pack_tokens([1, 2]), owner=SessionOwner("s", "", 9.0))
+    assert memory.binding("s") == Binding("s", "new", 2)
+    assert memory.moved_s("s") == float("-inf")
+    memory.remember(Binding("s", "newer", 3), pack_tokens([1, 2]), owner=SessionOwner("s", "", 12.0))
+    assert (memory.binding("s"), memory.moved_s("s")) == (Binding("s", "newer", 3), 12.0)
 
 
 def test_a_session_is_forgotten_with_its_ttl() -> None:

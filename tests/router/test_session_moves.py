@@ -10,7 +10,8 @@ from ampd.session_key import session_key
 from ampd.state.store import RouteOutcome, StateUnavailableError
 from ampd.types import Moves, Role
 from tests.memory_store import MemoryState, MemoryStore
-from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
+from tests.router.replica_lab import HANGS, PROMPT, Replica, cluster, queues, worker
+from tests.waiting import until
 
 KEY = session_key("", "s")
 EXPECTED = [64, 65, 66, 67, 68]
@@ -117,6 +118,21 @@ async def test_a_session_does_not_move_twice_in_a_row() -> None:
         assert (await replica.round())[1]["decode_worker"] == "d2"
 
 
+async def test_a_replica_that_moves_a_session_with_its_first_round_of_it_does_not_move_it_again_at_once() -> None:
+    state = await two()
+    async with (
+        Replica(state, "always-local", moves="any") as first,
+        Replica(state, "always-local", moves="any") as other,
+    ):
+        await turned(first)
+        assert (await other.round())[1]["move_reason"] == "role"
+        await other.store.publish_worker(worker("d1"), 60.0)
+        await other.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        _, record = await other.round()
+        assert (record["decode_worker"], record["move_reason"]) == ("d2", "")
+
+
 async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_one() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
     async with Replica(state, "always-local", moves="any") as replica:
@@ -129,6 +145,22 @@ async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_on
         assert [request.get("history_worker_id") for _, name, request in replica.workers.calls if name == "d3"] == [
             "d1"
         ]
+        assert replica.workers.asked("kv release_session") == ["d1"]
+
+
+async def test_a_round_that_loses_its_new_owner_reads_nothing_from_an_old_owner_with_other_weights() -> None:
+    others = [worker("d2", kv_used_tokens=1, fingerprint="x"), worker("d3", kv_used_tokens=2, fingerprint="y")]
+    async with Replica(await cluster(worker("d1", fingerprint="x"), *others), "always-local", moves="any") as replica:
+        assert (await replica.round())[1]["decode_worker"] == "d1"
+        old = worker("d1", Role.PREFILL, held_tokens={KEY: len(PROMPT)}, fingerprint="x")
+        await replica.store.publish_worker(old, 60.0)
+        await asyncio.sleep(0)
+        replica.workers.fail["generate", "d2"] = ConnectionError("gone")
+        _, record = await replica.round()
+        assert (record["decode_worker"], record["move_reason"], record["retries"]) == ("d3", "role", 1)
+        *_, (_, _, request) = [call for call in replica.workers.calls if call[:2] == ("generate", "d3")]
+        assert "history_worker_id" not in request
+        assert record["hist_tokens"] == 0
         assert replica.workers.asked("kv release_session") == ["d1"]
 
 
@@ -180,6 +212,43 @@ async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> 
         for _ in range(2):
             _, record = await late.round()
             assert (record["decode_worker"], record["move_reason"]) == ("d2", "")
+
+
+async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_the_old_one() -> None:
+    """The round that moved the session was not completed, so that the old owner still has the history."""
+    async with missed_move() as late:
+        await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
+        await late.store.publish_worker(worker("d2"), 60.0)
+        await asyncio.sleep(0)
+        late.workers.calls.clear()
+        _, record = await late.round()
+        assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
+        [request] = [request for name, _, request in late.workers.calls if name == "generate"]
+        assert request["history_worker_id"] == "d1"
+        assert record["hist_tokens"] == len(PROMPT) - 1
+        assert late.workers.asked("kv release_session") == ["d1"]
+
+
+async def test_a_history_that_a_move_has_not_brought_comes_with_the_next_round() -> None:
+    """The client of the round that moved the session has left before the new owner began it."""
+    async with Replica(await two(), "always-local", moves="any") as replica:
+        await turned(replica)
+        replica.workers.calls.clear()
+        replica.workers.fail["generate", "d2"] = HANGS
+        left = asyncio.create_task(replica.run().serve(lambda _: None))
+        await until(lambda: replica.workers.asked("generate") == ["d2"])
+        left.cancel()
+        await asyncio.wait({left})
+        await asyncio.gather(*replica.tasks)
+        assert not replica.workers.asked("kv release_session")
+        replica.workers.fail.clear()
+        for history in ("d1", None):
+            replica.workers.calls.clear()
+            _, record = await replica.round()
+            assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
+            [request] = [request for name, _, request in replica.workers.calls if name == "generate"]
+            assert request.get("history_worker_id") == history
+            assert replica.workers.asked("kv release_session") == ([history] if history else [])
 
 
 async def test_a_session_stays_if_the_store_is_lost_at_its_move(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,6 +188,22 @@ async def test_a_local_round_reads_its_history_from_the_owner_before(
         assert answer == (await play(fresh, prompt))[0]
 
 
+async def test_a_session_that_moved_here_keeps_its_kv_as_long_as_at_its_old_owner(model_folder: Path) -> None:
+    now_s = 0.0
+    async with Lab(model_folder, Times()).engine("new") as engine:
+        parts = worker_parts(
+            "new", engine, Times(), clock=lambda: now_s, session_ttl_s=1800.0, session_first_ttl_s=300.0
+        )
+        for session, kept_tokens in (("begins", 0), ("moved", 400)):
+            call: Any = {**message(prompt_of(480), 4, session), "kept_tokens": kept_tokens}
+            async with aclosing(parts.rounds.generate(call)) as chunks:
+                assert [chunk async for chunk in chunks]
+        now_s = 300.0
+        assert await parts.sessions.release_idle() == ["begins"]
+        now_s = 1800.0
+        assert await parts.sessions.release_idle() == ["moved"]
+
+
 async def test_a_history_is_read_while_its_round_waits(model_folder: Path) -> None:
     """When the worker is free, the KV is there: the read began while the round before it computed."""
     lab, history = Lab(model_folder, Times()), prompt_of(784)

@@ -78,6 +78,16 @@ async def test_a_session_with_one_round_goes_sooner() -> None:
     assert await sessions.release_idle() == ["twice"]
 
 
+async def test_a_session_that_had_a_round_elsewhere_does_not_go_sooner() -> None:
+    sessions, _, clock = releaser(ttl_s=10, first_ttl_s=3)
+    async with sessions.round("moved", has_context=True):
+        pass
+    clock.now_s = 3.0
+    assert await sessions.release_idle() == []
+    clock.now_s = 10.0
+    assert await sessions.release_idle() == ["moved"]
+
+
 async def test_a_session_that_goes_on_while_another_one_is_released_stays() -> None:
     sessions, kv, clock = releaser()
     for name in ("first", "second"):
