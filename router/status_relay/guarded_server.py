@@ -18,6 +18,8 @@ MOST_CONNECTIONS = 8192
 """Of clients at a time, so that nobody fills the memory with connections. A request needs one more to the frontend."""
 
 _RETRY_S = 5
+_READING_S = 1.0
+"""For a client to read that there is no room for it."""
 
 
 class ConnectionGuards:
@@ -74,14 +76,19 @@ class GuardedRunner(web.AppRunner):
 
 
 class _Full(asyncio.Protocol):
-    """A connection too many. It is told so, and ends."""
+    """A connection too many. It is told so, and ends when its client has read that, or soon.
+
+    What the client sends meanwhile is read and dropped. If it met a closed connection, some clients would get an error
+    of the connection instead of the answer.
+    """
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As in `asyncio.Protocol`."""
         sent = cast(asyncio.WriteTransport, transport)
         message = f"{MOST_CONNECTIONS} connections are open, and more are not taken; retry after {_RETRY_S} s"
         sent.write(last_answer("", Refused(HTTPStatus.SERVICE_UNAVAILABLE, message)))
-        sent.close()
+        sent.write_eof()
+        asyncio.get_running_loop().call_later(_READING_S, sent.abort)
 
 
 class GuardedProtocol(web.RequestHandler):

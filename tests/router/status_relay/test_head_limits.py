@@ -8,6 +8,7 @@ import json
 from contextlib import suppress
 
 import aiohttp
+import httpx
 import pytest
 
 from router.status_relay import connection_guard, guarded_server
@@ -139,3 +140,25 @@ async def test_connections_beyond_the_bound_are_told_when_to_come_back(monkeypat
 
         await until(is_served)
         held[1][1].close()
+
+
+async def test_a_client_that_still_sends_its_body_reads_that_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
+    async with relayed() as (_, url), httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"{url}/whole", content=CHUNK)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+async def test_a_client_that_is_refused_and_sends_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(guarded_server, "_READING_S", 0.2)
+    async with relayed() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+
+        async def is_given_up() -> bool:
+            writer.write(CHUNK)
+            return writer.transport.is_closing()
+
+        await until(is_given_up)
+        writer.close()
