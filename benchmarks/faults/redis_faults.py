@@ -161,9 +161,9 @@ async def _delete_dumped(scene: Scene) -> None:
 
 async def _fail_to_save(scene: Scene) -> None:
     """Writing the dump fails, after which Redis refuses writes (MISCONF)."""
+    scene.graph.redis.block_dump()  # first, because Redis may save at once
     async with _admin(scene) as client:
         await client.execute_command("CONFIG", "SET", "save", "1 1")
-        scene.graph.redis.block_dump()
         with suppress(ResponseError):  # Redis saves already, or an earlier failure counts again
             await client.execute_command("SET", _DUMPED_KEYS[0], "x", "EX", "120")
             await client.execute_command("BGSAVE")

@@ -189,3 +189,18 @@ async def test_a_session_that_lives_again_stays_on_a_worker_that_comes_back() ->
         await until(lambda: replica.view.worker("p1") is not None)
         replica.ended._find_returned()
         assert len(replica.ended) == 0
+
+
+async def test_kv_that_nobody_told_of_during_an_outage_is_released_after_it() -> None:
+    """The shared state answers again, but the copy of it here does not follow it yet."""
+    state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    async with Replica(state, "always-local") as replica:
+        await replica.round()
+        state.lose()
+        await until(lambda: not replica.view.connected)
+        state.restore()
+        await MemoryStore(state).publish_worker(worker("d2", held_tokens={KEY: 64}), 60.0)
+        await replica.round(agent_context=FINAL)
+        assert not replica.view.connected
+        assert replica.workers.asked(RELEASE) == ["d1"]
+        await until(lambda: "d2" in replica.workers.asked(RELEASE))
