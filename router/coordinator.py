@@ -114,7 +114,7 @@ class Coordinator:
             store,
             lambda worker_id, session_id: release_session(calls, worker_id, session_id, CALL_TIMEOUT_S),
             self.view.workers,
-            lambda: self.view.connected,
+            self.view.has_heard,
             clock=clock,
         )
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)

@@ -37,7 +37,7 @@ class EndedSessions(InBackground):
     Args:
         release: may raise `WorkerLostError` and `WorkerRefusedError`.
         workers: those that can be called now; others are left alone.
-        is_connected: whether their events arrive. If not, what they hold is not known.
+        has_heard: whether a worker has published since its events arrive. If not, what it holds now is not known.
     """
 
     def __init__(
@@ -45,14 +45,14 @@ class EndedSessions(InBackground):
         store: StateStore,
         release: Release,
         workers: Callable[[], Iterable[WorkerView]],
-        is_connected: Callable[[], bool] = lambda: True,
+        has_heard: Callable[[str], bool] = lambda _: True,
         retry_s: float = RETRY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._release = release
         self._workers = workers
-        self._is_connected = is_connected
+        self._has_heard = has_heard
         self._retry_s = retry_s
         self._clock = clock
         self._tenants: OrderedDict[str, str] = OrderedDict()
@@ -85,7 +85,7 @@ class EndedSessions(InBackground):
         Only a round at this replica takes it out again. If the session goes on at another one, such a worker loses its
         KV, and computes it again for the next round there.
         """
-        present = self._callable() if self._is_connected() else set()
+        present = set(filter(self._has_heard, self._callable()))
         self._present = self._present & present if self._ended else present
         self._ended[session_id] = self._clock() + WORKER_RETURNS_S
         self._ended.move_to_end(session_id)
@@ -123,13 +123,13 @@ class EndedSessions(InBackground):
             self._tenants.pop(session_id, None)
 
     def _find_returned(self) -> None:
-        """Note the ended sessions of workers that have come, or come back, since the last time."""
+        """Note the ended sessions of workers that have come, or come back, since the last time.
+
+        After a loss of the shared state all come back, each with its first publication.
+        """
         while self._ended and next(iter(self._ended.values())) <= self._clock():
             self._ended.popitem(last=False)
-        if not self._is_connected():
-            self._present = set()  # all of them come back when their events arrive again
-            return
-        views = {view.worker_id: view for view in self._workers()}
+        views = {view.worker_id: view for view in self._workers() if self._has_heard(view.worker_id)}
         for worker_id in views.keys() - self._present:
             for session_id in views[worker_id].held_tokens.keys() & self._ended.keys():
                 self.still_held(session_id, worker_id)

@@ -103,6 +103,7 @@ class ClusterView:
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
+        self._heard = set[str]()
         self._watcher: Watcher | None = None
         self._fresh_s = float("-inf")
         self._task = SupervisedTask("cluster-view", self._follow)
@@ -182,6 +183,10 @@ class ClusterView:
         """Whether the store's events arrive."""
         return self._watcher is not None
 
+    def has_heard(self, worker_id: str) -> bool:
+        """Whether the worker has published since events arrive again. What is known of it may be older otherwise."""
+        return worker_id in self._heard
+
     def age_s(self) -> float:
         """Seconds since the view was last known to agree with the store."""
         if self._watcher is not None:
@@ -245,9 +250,11 @@ class ClusterView:
         match event:
             case WorkerUpdated(view, lease_s):
                 self._published_s[view.role] = self._clock()
+                self._heard.add(view.worker_id)
                 self._updated(view, self._lease_s if lease_s is None else lease_s)
                 self._workers[view.worker_id].suspect_until_s = float("-inf")
             case WorkerRemoved(worker_id, is_expired):
+                self._heard.discard(worker_id)
                 # The end of a lease is noticed here by the time since the last publication. The store's clock may have
                 # jumped, and it may have refused the renewals of some workers, which were announced all the same.
                 if not is_expired and (worker := self._workers.pop(worker_id, None)):
@@ -368,6 +375,7 @@ class ClusterView:
     async def _disconnect(self) -> None:
         watcher, self._watcher = self._watcher, None
         self._lists = None
+        self._heard.clear()
         if watcher is not None:
             self._fresh_s = self._clock() - watcher.silent_s()
             await watcher.aclose()

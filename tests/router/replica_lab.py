@@ -178,7 +178,7 @@ class Replica:
             self.store,
             lambda worker_id, session_id: release_session(self.workers, worker_id, session_id, 1.0),
             self.view.workers,
-            lambda: self.view.connected,
+            self.view.has_heard,
             retry_s=0.01,
         )
         self.in_progress = 1

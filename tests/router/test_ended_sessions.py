@@ -191,16 +191,26 @@ async def test_a_session_that_lives_again_stays_on_a_worker_that_comes_back() ->
         assert len(replica.ended) == 0
 
 
-async def test_kv_that_nobody_told_of_during_an_outage_is_released_after_it() -> None:
-    """The shared state answers again, but the copy of it here does not follow it yet."""
+@pytest.mark.parametrize("is_known_late", [False, True])
+async def test_kv_that_nobody_told_of_during_an_outage_is_released_after_it(is_known_late: bool) -> None:
+    """The session ends before this replica follows the shared state again, or before the worker has published again."""
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
+    holding = worker("d2", held_tokens={KEY: 64})
     async with Replica(state, "always-local") as replica:
         await replica.round()
         state.lose()
         await until(lambda: not replica.view.connected)
-        state.restore()
-        await MemoryStore(state).publish_worker(worker("d2", held_tokens={KEY: 64}), 60.0)
-        await replica.round(agent_context=FINAL)
-        assert not replica.view.connected
+        if is_known_late:
+            await replica.round(agent_context=FINAL)
+            state.restore()
+            await until(lambda: replica.view.connected)
+            replica.ended._find_returned()  # its last view is the one before the outage
+        else:
+            state.restore()
+            await MemoryStore(state).publish_worker(holding, 60.0)
+            await replica.round(agent_context=FINAL)
+            assert not replica.view.connected
+            await until(lambda: replica.view.connected)
         assert replica.workers.asked(RELEASE) == ["d1"]
+        await MemoryStore(state).publish_worker(holding, 60.0)  # as workers do again and again
         await until(lambda: "d2" in replica.workers.asked(RELEASE))
