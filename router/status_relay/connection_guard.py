@@ -35,6 +35,9 @@ PATIENCE_S = 20.0
 SILENCE_S = 75.0
 """Until the first byte of a connection. The library waits as long between two requests; for the first one, for ever."""
 
+RESERVED_S = 5.0
+"""Life of a connection beyond the bound of connections. Probes wait 4 s."""
+
 _LOOP_STEPS = 4
 """Turns of the loop until the library has called the handler for a head that is complete, with one to spare. Until
 then nobody can tell a long body, which comes with its head, from a long head."""
@@ -46,11 +49,16 @@ class ConnectionGuard(asyncio.Protocol):
     Args:
         inner: the library's protocol.
         on_lost: called when the connection has ended.
+        is_reserved: it is one beyond the bound of connections, and lives for `RESERVED_S`.
     """
 
-    def __init__(self, inner: web.RequestHandler, on_lost: Callable[[web.RequestHandler], object]) -> None:
+    def __init__(
+        self, inner: web.RequestHandler, on_lost: Callable[[web.RequestHandler], object], *, is_reserved: bool
+    ) -> None:
         self._inner = inner
         self._on_lost = on_lost
+        self.is_reserved = is_reserved
+        self._life: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._head_bytes = 0
@@ -79,10 +87,14 @@ class ConnectionGuard(asyncio.Protocol):
         """As in `asyncio.Protocol`; so are the methods below."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
         self._timer = self._loop.call_later(SILENCE_S, self._transport.abort)
+        if self.is_reserved:
+            self._life = self._loop.call_later(RESERVED_S, self._transport.abort)
         self._inner.connection_made(transport)
 
     def connection_lost(self, error: BaseException | None) -> None:
         self._stop_timer()
+        if self._life is not None:
+            self._life.cancel()
         self._on_lost(self._inner)
         self._inner.connection_lost(error)
 

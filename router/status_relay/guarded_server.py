@@ -11,11 +11,16 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from ampd.wire import Refused
-from router.status_relay.api_errors import last_answer
+from router.status_relay.api_errors import error_response, last_answer
 from router.status_relay.connection_guard import ConnectionGuard, Handler
 
 MOST_CONNECTIONS = 8192
 """Of clients at a time, so that nobody fills the memory with connections. A request needs one more to the frontend."""
+
+RESERVED_CONNECTIONS = 256
+"""More of them, for requests without a body, as probes are. Clients that hold all others must not end the process."""
+
+_WITHOUT_BODY = ("GET", "HEAD")
 
 _RETRY_S = 5
 _READING_S = 1.0
@@ -34,14 +39,18 @@ class ConnectionGuards:
 
     def guard(self, inner: GuardedProtocol) -> ConnectionGuard:
         """The guard of a new connection."""
-        guard = self._guards[inner] = ConnectionGuard(inner, self._guards.__delitem__)
+        is_reserved = len(self._guards) >= MOST_CONNECTIONS
+        guard = self._guards[inner] = ConnectionGuard(inner, self._guards.__delitem__, is_reserved=is_reserved)
         inner.has_parsed = guard.end_if_deaf
         return guard
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Tells the guard of a connection when a head is complete, and when its answer is."""
-        with self._guards[request.protocol].answering(request):
+        guard = self._guards[request.protocol]
+        with guard.answering(request):
+            if guard.is_reserved and request.method not in _WITHOUT_BODY:
+                return error_response(request.path, _no_room())
             return await handler(request)
 
 
@@ -68,11 +77,16 @@ class GuardedRunner(web.AppRunner):
             return None
 
         def protocol() -> asyncio.Protocol:
-            if len(self._guards) >= MOST_CONNECTIONS:
+            if len(self._guards) >= MOST_CONNECTIONS + RESERVED_CONNECTIONS:
                 return _Full()
             return self._guards.guard(GuardedProtocol(server, loop=loop, **self._options))
 
         return protocol
+
+
+def _no_room() -> Refused:
+    message = f"{MOST_CONNECTIONS} connections are open, and more are not taken; retry after {_RETRY_S} s"
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, message)
 
 
 class _Full(asyncio.Protocol):
@@ -85,8 +99,7 @@ class _Full(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """As in `asyncio.Protocol`."""
         sent = cast(asyncio.WriteTransport, transport)
-        message = f"{MOST_CONNECTIONS} connections are open, and more are not taken; retry after {_RETRY_S} s"
-        sent.write(last_answer("", Refused(HTTPStatus.SERVICE_UNAVAILABLE, message)))
+        sent.write(last_answer("", _no_room()))
         sent.write_eof()
         asyncio.get_running_loop().call_later(_READING_S, sent.abort)
 

@@ -122,6 +122,7 @@ async def test_a_head_that_begins_late_has_its_whole_time(monkeypatch: pytest.Mo
 
 async def test_connections_beyond_the_bound_are_told_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(guarded_server, "RESERVED_CONNECTIONS", 0)
     async with relayed() as (_, url):
         host, port = url.removeprefix("http://").split(":")
         held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
@@ -142,8 +143,12 @@ async def test_connections_beyond_the_bound_are_told_when_to_come_back(monkeypat
         held[1][1].close()
 
 
-async def test_a_client_that_still_sends_its_body_reads_that_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reserved", [0, 1])
+async def test_a_client_that_still_sends_its_body_reads_that_there_is_no_room(
+    reserved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(guarded_server, "RESERVED_CONNECTIONS", reserved)
     async with relayed() as (_, url), httpx.AsyncClient(trust_env=False) as client:
         answer = await client.post(f"{url}/whole", content=CHUNK)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
@@ -151,6 +156,7 @@ async def test_a_client_that_still_sends_its_body_reads_that_there_is_no_room(mo
 
 async def test_a_client_that_is_refused_and_sends_on_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(guarded_server, "RESERVED_CONNECTIONS", 0)
     monkeypatch.setattr(guarded_server, "_READING_S", 0.2)
     async with relayed() as (_, url):
         host, port = url.removeprefix("http://").split(":")
@@ -161,4 +167,17 @@ async def test_a_client_that_is_refused_and_sends_on_is_given_up(monkeypatch: py
             return writer.transport.is_closing()
 
         await until(is_given_up)
+        writer.close()
+
+
+async def test_probes_are_answered_when_clients_hold_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
+    monkeypatch.setattr(connection_guard, "RESERVED_S", 0.5)
+    async with relayed() as (_, url):
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        with suppress(ConnectionResetError):
+            await reader.read()  # it ends soon, although it could be used again
         writer.close()
