@@ -118,7 +118,7 @@ class Sampler:
         with suppress(OSError, TimeoutError, RedisError):
             async with Redis.from_url(redis.tcp_url) as client, asyncio.timeout(_ANSWER_S):
                 info = await client.info()
-                kinds = Counter([_kind_of_key(key) async for key in client.scan_iter(count=1000)])
+                kinds = Counter([_kind_of_key(key) async for key in client.scan_iter("ampd:*", count=1000)])
                 figures = {f"keys {kind}": float(number) for kind, number in kinds.items()}
                 figures |= {"used bytes": info["used_memory"], "connections": info["connected_clients"]}
                 self._add(REDIS, figures)
@@ -190,6 +190,5 @@ def _inner(view: dict[str, Any]) -> dict[str, float]:
 
 
 def _kind_of_key(key: bytes) -> str:
-    """`session` of `ampd:{namespace}:session:ID`; keys that are not of the product have their first part."""
-    parts = key.decode(errors="replace").split(":")
-    return parts[2] if parts[0] == "ampd" and len(parts) > 2 else parts[0]
+    """`session` of `ampd:{namespace}:session:ID`. The keys of the harness begin in other ways."""
+    return key.decode(errors="replace").split(":")[2]
