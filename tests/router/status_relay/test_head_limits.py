@@ -109,12 +109,12 @@ async def test_a_connection_that_says_nothing_is_given_up(monkeypatch: pytest.Mo
 
 
 async def test_a_head_that_begins_late_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_guard, "SILENCE_S", 0.5)
+    monkeypatch.setattr(connection_guard, "SILENCE_S", 3.0)
     async with relayed() as (_, url):
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET /whole HTTP/1.1\r\n")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(3.5)
         writer.write(END)
         assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
         writer.close()
@@ -172,7 +172,7 @@ async def test_a_client_that_is_refused_and_sends_on_is_given_up(monkeypatch: py
 
 async def test_probes_are_answered_when_clients_hold_all_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
-    monkeypatch.setattr(connection_guard, "RESERVED_S", 0.5)
+    monkeypatch.setattr(connection_guard, "RESERVED_S", 3.0)
     async with relayed() as (_, url):
         host, port = url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
