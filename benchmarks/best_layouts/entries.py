@@ -144,20 +144,15 @@ def rivals(setting: Setting, engine: Engine) -> list[Entry]:
 
 
 def splits(setting: Setting) -> Iterator[Setting]:
-    """The setting with every split of its workers into prefill and decode workers, its own first, then its like."""
+    """The setting with every split of its workers into prefill and decode workers, its own and similar ones first."""
     own, decode = _degrees(setting.prefill), _degrees(setting.decode)
     workers = Counter(own + decode)
     counts = (range(workers[degree] + 1) for degree in sorted(workers))
     parts = [Counter(dict(zip(sorted(workers), part, strict=True))) for part in product(*counts)]
     parts = [part for part in parts if 0 < part.total() < workers.total()]
-    gpus = sum(own)
-    parts.sort(key=lambda part: (part != Counter(own), abs(_gpus(part) - gpus), _gpus(part)))
+    parts.sort(key=lambda part: (part != Counter(own), abs(sum(part.elements()) - sum(own)), sum(part.elements())))
     for part in parts:
         yield replace(setting, prefill=_groups(part), decode=_groups(workers - part))
-
-
-def _gpus(workers: Counter[int]) -> int:
-    return sum(degree * count for degree, count in workers.items())
 
 
 def _groups(workers: Counter[int]) -> str:

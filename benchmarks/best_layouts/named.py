@@ -18,9 +18,13 @@ def named_rivals(page: Path, setting: Setting) -> list[Entry]:
     """The rivals whose engine pauses that the tables of a page name as the best ones of a setting.
 
     Raises:
-        UserError: the page names none, or one that there is not.
+        UserError: the page cannot be read, names none, or names one that does not exist.
     """
-    labels = dict.fromkeys(_labels(page.read_text(encoding="utf-8").splitlines(), f"{setting.name} {setting.gpu}"))
+    try:
+        lines = page.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"--rivals-of: {page}: cannot be read ({error.strerror})") from None
+    labels = dict.fromkeys(_labels(lines, f"{setting.name} {setting.gpu}"))
     by_label = {entry.label: entry for entry in rivals(setting, Engine.PAUSES)}
     if not labels:
         raise UserError(f"--rivals-of: {page} has no row of {setting.name} {setting.gpu} with a rival")

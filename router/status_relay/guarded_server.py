@@ -10,7 +10,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ampd.wire import Refused
+from ampd.wire import Refused, with_retry_after
 from router.status_relay.api_errors import error_response, last_answer
 from router.status_relay.connection_guard import ConnectionGuard, Handler
 
@@ -22,7 +22,7 @@ RESERVED_CONNECTIONS = 256
 
 _WITHOUT_BODY = ("GET", "HEAD")
 
-_RETRY_S = 5
+_RETRY_S = 5.0
 _READING_S = 1.0
 """For a client to read that there is no room for it."""
 
@@ -85,8 +85,8 @@ class GuardedRunner(web.AppRunner):
 
 
 def _no_room() -> Refused:
-    message = f"{MOST_CONNECTIONS} connections are open, and more are not taken; retry after {_RETRY_S} s"
-    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, message)
+    message = f"{MOST_CONNECTIONS} connections are open, and more are not taken"
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, with_retry_after(message, _RETRY_S))
 
 
 class _Full(asyncio.Protocol):

@@ -35,16 +35,16 @@ async def two() -> MemoryState:
 
 
 @asynccontextmanager
-async def missed_move() -> AsyncIterator[Replica]:
-    """A replica that knows the session at d1. Another replica has moved it to d2 since then."""
+async def moved() -> AsyncIterator[tuple[Replica, Replica]]:
+    """A replica that knows the session at d1, and another one that has moved it to d2 since then."""
     state = await two()
     async with (
         Replica(state, "always-local", moves="any") as late,
-        Replica(state, "always-local", moves="any") as first,
+        Replica(state, "always-local", moves="any") as mover,
     ):
         await turned(late)
-        assert (await first.round())[1]["move_reason"] == "role"
-        yield late
+        assert (await mover.round())[1]["move_reason"] == "role"
+        yield late, mover
 
 
 async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_there() -> None:
@@ -119,13 +119,7 @@ async def test_a_session_does_not_move_twice_in_a_row() -> None:
 
 
 async def test_a_replica_that_moves_a_session_with_its_first_round_of_it_does_not_move_it_again_at_once() -> None:
-    state = await two()
-    async with (
-        Replica(state, "always-local", moves="any") as first,
-        Replica(state, "always-local", moves="any") as other,
-    ):
-        await turned(first)
-        assert (await other.round())[1]["move_reason"] == "role"
+    async with moved() as (_, other):
         await other.store.publish_worker(worker("d1"), 60.0)
         await other.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
         await asyncio.sleep(0)
@@ -191,7 +185,7 @@ async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
 
 
 async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history() -> None:
-    async with missed_move() as late:
+    async with moved() as (late, _):
         await publish(late.store)
         await late.store.publish_worker(worker("d1", Role.PREFILL), 60.0)
         await late.store.publish_worker(worker("d2", held_tokens={KEY: len(PROMPT)}), 60.0)
@@ -205,7 +199,7 @@ async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history
 
 async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> None:
     """The first replica has moved the session for its old owner's role. Since then the new owner has that role."""
-    async with missed_move() as late:
+    async with moved() as (late, _):
         await late.store.publish_worker(worker("d1"), 60.0)
         await late.store.publish_worker(worker("d2", Role.PREFILL, held_tokens={KEY: len(PROMPT)}), 60.0)
         await asyncio.sleep(0)
@@ -216,7 +210,7 @@ async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> 
 
 async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_the_old_one() -> None:
     """The round that moved the session was not completed, so that the old owner still has the history."""
-    async with missed_move() as late:
+    async with moved() as (late, _):
         await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
         await late.store.publish_worker(worker("d2"), 60.0)
         await asyncio.sleep(0)

@@ -56,6 +56,11 @@ def test_a_setting_that_the_page_does_not_have_is_refused(page: Path) -> None:
         named_rivals(page, OTHER)
 
 
+def test_a_page_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="page.md: cannot be read"):
+        named_rivals(tmp_path / "page.md", SETTING)
+
+
 def test_a_rival_that_does_not_exist_is_refused(page: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.md"
     other.write_text(page.read_text(encoding="utf-8").replace("deflection 1+3", "nobody 1+3"), encoding="utf-8")

@@ -1,5 +1,6 @@
 """Servers of aiohttp for the time of a test."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +18,12 @@ async def serving(runner: web.AppRunner) -> AsyncIterator[str]:
     host, port = runner.addresses[0][:2]
     yield f"http://{host}:{port}"
     await runner.cleanup()
+
+
+async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection that says nothing yet."""
+    host, port = url.removeprefix("http://").split(":")
+    return await asyncio.open_connection(host, int(port))
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from router.status_relay import body_limits, connection_guard
 from router.status_relay.body_limits import LEAST_BYTES, WINDOW_S, BodyWatch
 from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
 from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import connected, serving
 from tests.virtual_time import virtually
 from tests.waiting import until
 
@@ -64,11 +64,6 @@ async def relayed() -> AsyncIterator[tuple[Frontend, str]]:
     frontend = Frontend()
     async with serving(frontend.runner()) as behind, serving(Relay(behind).runner()) as url:
         yield frontend, url
-
-
-async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    host, port = url.removeprefix("http://").split(":")
-    return await asyncio.open_connection(host, int(port))
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from router.status_relay import connection_guard, guarded_server
+from tests.router.status_relay.serving import connected
 from tests.router.status_relay.test_hostile_clients import END, answers, relayed
 from tests.waiting import until
 
@@ -44,8 +45,7 @@ async def test_usual_long_headers_and_bodies_are_served_again_and_again() -> Non
 async def test_a_head_that_does_not_end_is_given_up(before: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_guard, "PATIENCE_S", 1.0)
     async with relayed() as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         if before:
             writer.write(before)
             assert await reader.readuntil(b"}")
@@ -59,8 +59,7 @@ async def test_a_connection_waits_for_its_next_request_and_a_stream_for_its_end(
 ) -> None:
     monkeypatch.setattr(connection_guard, "PATIENCE_S", 0.5)
     async with relayed() as (frontend, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         writer.write(b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n")
         assert await reader.readuntil(b"}")
         await asyncio.sleep(1.2)
@@ -101,8 +100,7 @@ async def test_errors_of_the_server_have_the_form_of_the_api(request_: bytes, st
 async def test_a_connection_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_guard, "SILENCE_S", 0.2)
     async with relayed() as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         with suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()
@@ -111,8 +109,7 @@ async def test_a_connection_that_says_nothing_is_given_up(monkeypatch: pytest.Mo
 async def test_a_head_that_begins_late_has_its_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_guard, "SILENCE_S", 3.0)
     async with relayed() as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         writer.write(b"GET /whole HTTP/1.1\r\n")
         await asyncio.sleep(3.5)
         writer.write(END)
@@ -124,12 +121,11 @@ async def test_connections_beyond_the_bound_are_told_when_to_come_back(monkeypat
     monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(guarded_server, "RESERVED_CONNECTIONS", 0)
     async with relayed() as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        held = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        held = [await connected(url) for _ in range(2)]
         for reader, writer in held:
             writer.write(b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-        refused, writer = await asyncio.open_connection(host, int(port))
+        refused, writer = await connected(url)
         answer = await refused.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nRetry-After: 5\r\n" in answer
@@ -159,8 +155,7 @@ async def test_a_client_that_is_refused_and_sends_on_is_given_up(monkeypatch: py
     monkeypatch.setattr(guarded_server, "RESERVED_CONNECTIONS", 0)
     monkeypatch.setattr(guarded_server, "_READING_S", 0.2)
     async with relayed() as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+        _, writer = await connected(url)
 
         async def is_given_up() -> bool:
             writer.write(CHUNK)
@@ -174,8 +169,7 @@ async def test_probes_are_answered_when_clients_hold_all_connections(monkeypatch
     monkeypatch.setattr(guarded_server, "MOST_CONNECTIONS", 0)
     monkeypatch.setattr(connection_guard, "RESERVED_S", 3.0)
     async with relayed() as (_, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         writer.write(b"GET /whole HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         with suppress(ConnectionResetError):

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import serving
+from tests.router.status_relay.serving import connected, serving
 from tests.router.status_relay.test_relay import Frontend
 
 END = b"Host: a\r\nConnection: close\r\n\r\n"
@@ -25,8 +25,7 @@ async def relayed() -> AsyncIterator[tuple[Frontend, str]]:
 
 async def answers(url: str, *requests: bytes) -> bytes:
     """What a server sends on one connection; the last request lets it close."""
-    host, port = url.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await connected(url)
     for request in requests:
         writer.write(request)
     received = await reader.read()
@@ -75,8 +74,7 @@ OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings:
 async def test_a_client_that_offers_http_2_is_served_without_it() -> None:
     async with relayed() as (frontend, url):
         first = b"POST /whole HTTP/1.1\r\nHost: a\r\n" + OFFER + b"Content-Length: 2\r\n\r\n{}"
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         for request in (first, b"GET /whole HTTP/1.1\r\n" + END):
             writer.write(request)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
@@ -106,8 +104,7 @@ async def test_a_connection_serves_on_after_an_error() -> None:
 @pytest.mark.parametrize("sends_body", [False, True])
 async def test_a_client_that_expects_100_gets_it(sends_body: bool) -> None:
     async with relayed() as (frontend, url):
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         writer.write(b"POST /whole HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n" + END)
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         if sends_body:

@@ -18,7 +18,7 @@ from ampd.relay_mark import relay_mark
 from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
 from router.status_relay import second_question
 from router.status_relay.relay import Relay
-from tests.router.status_relay.serving import client_of_relay, serving
+from tests.router.status_relay.serving import client_of_relay, connected, serving
 
 FULL = Refused(429, with_retry_after("the queue is full", 7.2))
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
@@ -236,8 +236,7 @@ async def test_the_frontends_headers_are_acknowledged_at_once() -> None:
 
 async def test_what_is_no_http_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     async with serving(Relay("http://127.0.0.1:1").runner()) as url:
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         writer.write(b"GET / HTTP/1.1\r\nsecret\x00: secret\r\n\r\n")
         assert (await reader.read()).split()[1] == b"400"
         writer.close()
@@ -333,8 +332,7 @@ async def test_a_stream_whose_frontend_ends_does_not_look_complete() -> None:
 
 async def test_a_request_to_another_server_is_refused() -> None:
     async with ending(b"") as url:
-        host, port = url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await connected(url)
         writer.write(b"GET http://example.com/x HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 400")
         writer.close()
