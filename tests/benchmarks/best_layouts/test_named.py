@@ -57,7 +57,7 @@ def test_a_setting_that_the_page_does_not_have_is_refused(page: Path) -> None:
 
 
 def test_a_page_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="page.md: cannot be read"):
+    with pytest.raises(UserError, match=r"page\.md: cannot be read"):
         named_rivals(tmp_path / "page.md", SETTING)
 
 
