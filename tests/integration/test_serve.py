@@ -15,7 +15,6 @@ from typing import IO, Any
 import httpx
 import pytest
 
-from router.settings import CoordinatorSettings
 from tests.harness.graph import profile
 from tests.harness.listening import is_loopback, listening
 from tests.harness.watches import wait_for_watches
@@ -188,12 +187,8 @@ def test_a_round_in_progress_finishes_after_ctrl_c(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_round_in_progress_has_the_documented_time_after_ctrl_c(tmp_path: Path) -> None:
-    """It would take ten minutes. A machine under load can only make the wait longer than documented."""
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    documented = re.search(r"rounds\s+in progress have finished, for which they have (\d+) s", guide)
-    assert documented
-    assert float(documented[1]) == CoordinatorSettings.model_fields["drain_s"].default
+def test_a_round_in_progress_has_the_drain_time_after_ctrl_c(tmp_path: Path) -> None:
+    """It would take ten minutes. A machine under load can only make the wait longer than `drain_s`."""
     logs, perf = tmp_path / "logs", profile(tmp_path, prefill_s=0.01, long_prefill_s=0.0, step_s=STEP_S)
     flags = ("--engine", "modelled", "--prefill", "0", "--perf", str(perf), "--log-dir", str(logs))
     with (
