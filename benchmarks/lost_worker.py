@@ -1,10 +1,10 @@
 """A worker that is lost under load, with each way to choose roles: what rounds attain before, soon after and later.
 
-    python -m benchmarks.lost_worker [--lose decode] [--after 40] [--runs 2] [--rate 1.2] [--json]
+    python -m benchmarks.lost_worker [--lose decode] [--after 40] [--runs 2] [--pools static,look-ahead] [--json]
 
 Each run starts a graph of modelled engines and replays the same sessions. After a while one worker of the role is
 killed and does not come back. `soon` are the rounds that are sent within 15 s of the loss, `later` those after that.
-Rounds that fail count as missed. The kinds of roles take turns.
+Rounds that fail count as missed. The kinds of roles take turns. A graph may end with its last worker of a role.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from ampd.cli.serve.metrics import TARGETS_FILE
@@ -42,7 +43,7 @@ from workloads.trace import load_trace, write_trace
 
 SOON_S = 15.0
 SPANS = ("before", "soon", "later")
-_POOLS = ("static", "look-ahead")
+_POOLS = ("static", "predictive", "look-ahead")
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1.2, help="Poisson sessions per second")
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--workers", default="2+2", help="prefill + decode workers at the start")
+    parser.add_argument("--pools", default="static,look-ahead", help=f"ways to choose roles, of {', '.join(_POOLS)}")
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_args(argv)
     prefill, decode = map(int, given.workers.split("+"))
+    pools_in_turn = given.pools.split(",")
+    if unknown := {*pools_in_turn} - {*_POOLS}:
+        parser.error(f"--pools: {', '.join(sorted(unknown))} is not one of {', '.join(_POOLS)}")
     options = Options(
         given.lose, given.after, given.runs, given.rate, given.sessions, prefill, decode, 2.0, Slo(2.0, 0.08)
     )
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="ampd-lost-worker-") as name:
         for number in range(options.runs):
-            for pools in _POOLS if number % 2 == 0 else _POOLS[::-1]:
+            for pools in pools_in_turn if number % 2 == 0 else pools_in_turn[::-1]:
                 runs[pools].append(one_run(Path(name), pools, options))
                 _say(f"{pools}: {runs[pools][-1]}")
     print(json.dumps(runs, indent=1) if given.json else table(runs))
@@ -112,8 +117,16 @@ def one_run(folder: Path, pools: str, options: Options) -> dict[str, Any]:
             **shares(done["records"], options.after_s, options.slo),
             "failed": done["errors"],
             "changes_before": changes,
-            "changes_after": role_changes(logs) - changes,
+            "changes_after": _changes_since(changes, logs),
         }
+
+
+def _changes_since(changes: float, logs: Path) -> float | None:
+    """None: the graph has ended."""
+    try:
+        return role_changes(logs) - changes
+    except httpx.TransportError:
+        return None
 
 
 def worker_pid(role: str) -> int:
@@ -154,7 +167,8 @@ def table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
         row = [f"`{pools}`"]
         row += [_share(statistics.median(found)) if (found := _values(each, span)) else "-" for span in SPANS]
         row.append(", ".join(map(_share, _values(each, "later"))))
-        row += [", ".join(f"{run[key]:g}" for run in each) for key in ("failed", "changes_before", "changes_after")]
+        for key in ("failed", "changes_before", "changes_after"):
+            row.append(", ".join("graph ended" if run[key] is None else f"{run[key]:g}" for run in each))
         rows.append(row)
     heads = ["roles", *SPANS, "later, by run", "rounds that failed", "changes before the loss", "changes after it"]
     return markdown_table.table(heads, rows)

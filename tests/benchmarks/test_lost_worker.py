@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from benchmarks.lost_worker import SOON_S, shares, table
+from benchmarks.lost_worker import SOON_S, main, shares, table
 
 SLO = Slo(1.0, 0.1)
 
@@ -26,5 +26,13 @@ def test_the_table_has_medians_and_each_run() -> None:
     text = table({"static": [run, run | {"later": 0.25}], "look-ahead": [run | {"later": None}]})
     assert "| `static` | 100.0 % | 50.0 % | 50.0 % | 75.0 %, 25.0 % | 2, 2 | 0, 0 | 1, 1 |" in text
     assert text.splitlines()[-1].startswith("| `look-ahead` | 100.0 % | 50.0 % | - |  | 2 |")
+    assert table({"static": [run | {"changes_after": None}, run]}).splitlines()[-1].endswith("| graph ended, 1 |")
     with pytest.raises(KeyError):
         table({"static": [{}]})
+
+
+def test_an_unknown_way_to_choose_roles_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["--pools", "static,magic"])
+    assert refused.value.code == 2
+    assert "--pools: magic is not one of static, predictive, look-ahead" in capsys.readouterr().err
