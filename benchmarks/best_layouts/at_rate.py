@@ -1,8 +1,10 @@
-"""The attainment of a setting's entries at one rate, under a load of any length.
+"""The attainment of a setting's entries at one rate, under a load of any length, and in unusual conditions.
 
 Sessions of some traces last longer than the arrivals of the main comparison, so that memory is not full there.
 
     AMPD_COMPILED=1 python -m benchmarks.best_layouts.at_rate --only "coding-agents 2xTP2" --rate 0.1 --seconds 1500
+
+    ... --only "8b tau-bench-airline 2xTP1" --rate 27 --seconds 100 --belief 1.3
 
 All sessions count. The entries are ours from the even split and co-located, on both kinds of engines, and the rivals.
 """
@@ -19,7 +21,7 @@ from pydantic import Field
 from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks.best_layouts.entries import Engine, Entry, our_parts, ours, rivals, settings_named
-from benchmarks.policies.contest import run
+from benchmarks.policies.contest import Condition, run
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts.at_rate"
@@ -33,6 +35,18 @@ class AtRateSettings(Settings):
     seconds: float = Field(1500.0, gt=0, description="Length of the arrivals.")
     seeds: int = Field(2, ge=1, le=100, description="Seeds of arrivals, from 1 on.")
     entries: str = Field("", description="Only entries with one of these labels, separated by semicolons.")
+    belief: str = Field(
+        "1",
+        pattern=r"random|\d+(\.\d+)?",
+        description="What the policies take the model's times for: a factor, or `random` for 0.7 to 1.3 each for "
+        "prefill, decode and transfer.",
+    )
+    state_delay_s: float = Field(0.0, ge=0, description="Age of the state that the policies see.")
+    coordinators: int = Field(1, ge=1, le=100, description="Coordinators, each of which knows its own decisions first.")
+
+    @property
+    def condition(self) -> Condition:
+        return Condition("", belief=self.belief, state_delay_s=self.state_delay_s, coordinators=self.coordinators)
 
 
 def entries_of(setting: Setting, labels: str) -> list[Entry]:
@@ -49,10 +63,12 @@ def entries_of(setting: Setting, labels: str) -> list[Entry]:
     return [by_label[label] for label in wanted]
 
 
-def row(entry: Entry, rate: float, seeds: int) -> str:
+def row(entry: Entry, options: AtRateSettings) -> str:
     """The means of the seeds as a row of the table."""
-    slo = entry.setting.slo
-    reached = [run(entry.setting, entry.contestant, rate, seed)[1].attainment(slo) for seed in range(1, seeds + 1)]
+    reached = []
+    for seed in range(1, options.seeds + 1):
+        _, done = run(entry.setting, entry.contestant, options.rate, seed, options.condition)
+        reached.append(done.attainment(entry.setting.slo))
     each = ", ".join(f"{100 * attained.rounds:.1f} / {100 * attained.sessions:.1f}" for attained in reached)
     rounds, sessions = fmean(attained.rounds for attained in reached), fmean(attained.sessions for attained in reached)
     return f"| {entry.label} | {100 * rounds:.1f} / {100 * sessions:.1f} | {each} |"
@@ -65,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     entries = entries_of(setting, options.entries)
     print("| entry | rounds / sessions, mean, % | by seed |\n| --- | --- | --- |", flush=True)
     for entry in entries:
-        print(row(entry, options.rate, options.seeds), flush=True)
+        print(row(entry, options), flush=True)
     return 0
 
 
