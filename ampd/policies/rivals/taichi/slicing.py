@@ -24,7 +24,7 @@ class TaiChiSlicing(ChunkSizes):
     equal sizes make an aggregated system, and a decode-heavy size of 0 a disaggregated one. The defaults here are ours.
 
     Limits: a chunk and the decode step share one pass in the source. Here they do so only with `mixes`, and only the
-    simulated engine mixes. In a live graph the batch pauses.
+    simulated engine mixes. In a live graph the batch pauses. The routing expects a step after each chunk either way.
 
     Example: `--slicing taichi`, with `--routing taichi` and `--binding taichi`
     """
