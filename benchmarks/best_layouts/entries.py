@@ -56,15 +56,19 @@ _DURATION_S = 150.0
 _NO_PART = ("always-local", "random remote")
 """Worse than another one by construction: the first leaves prefill workers idle, the second knows no queues."""
 _RIVALS = tuple(each for each in RIVALS if each.label not in _NO_PART and not each.is_fitted)
-_SHARING_RIVALS = ("dynaserve", "co-located mixed passes", "duetserve")
+_BORN_SHARING = ("dynaserve", "co-located mixed passes", "duetserve")
+"""Their passes are shared in any case."""
+_MAY_SHARE = ("deflection", "deflection window 32", "arrow", "threshold", "ampd", "ampd window 32", "first-remote")
+"""Policies of split workers that prefill where rounds decode, so that an engine with chunks can share their passes."""
+_TAICHI_CHUNKS = ((2048, 256), (1024, 512), (1024, 128), (512, 256), (512, 96), (256, 64))
+"""Tokens of a prefill-heavy and of a decode-heavy chunk: TaiChi's source searches them for a workload."""
 _RIVALS_ON_SPLITS = tuple(each for each in _RIVALS if not each.is_unsplit)
-_RIVALS_UNSPLIT = (
+_COLOCATED_CHUNKED = (
     replace(COLOCATED, label="co-located chunked", slicing="itl-chunks"),
     replace(COLOCATED, label="co-located chunked, shortest first", slicing="itl-chunks", ordering="jct"),
     replace(COLOCATED, label="co-located chunked, kv-router", slicing="itl-chunks", binding="kv-router"),
-    *REFERENCES,
-    *(each for each in _RIVALS if each.is_unsplit),
 )
+_RIVALS_UNSPLIT = (*_COLOCATED_CHUNKED, *REFERENCES, *(each for each in _RIVALS if each.is_unsplit))
 
 
 @dataclass(frozen=True)
@@ -138,9 +142,30 @@ def our_parts(setting: Setting, engine: Engine) -> list[Entry]:
 
 def rivals(setting: Setting, engine: Engine) -> list[Entry]:
     """Every rival with this engine on every split of the workers, and those whose workers are all alike."""
-    entries = [*_unsplit(_RIVALS_UNSPLIT, setting), *_on_splits(_RIVALS_ON_SPLITS, setting)]
     shares = engine is Engine.SHARES
-    return [entry for entry in entries if (entry.contestant.label in _SHARING_RIVALS) is shares]
+    entries = [*_unsplit(_RIVALS_UNSPLIT, setting), *_on_splits(_RIVALS_ON_SPLITS, setting)]
+    entries = [entry for entry in entries if (entry.contestant.label in _BORN_SHARING) is shares]
+    if not shares:
+        return entries
+    on_splits = [*(_in_shared_chunks(each) for each in _RIVALS if each.label in _MAY_SHARE), *_taichi_sharing()]
+    colocated = [_in_shared_chunks(each) for each in _COLOCATED_CHUNKED]
+    return [*entries, *_on_splits(on_splits, setting), *_unsplit(colocated, setting)]
+
+
+def _in_shared_chunks(rival: Contestant) -> Contestant:
+    return replace(rival, label=f"{rival.label}, shared passes", slicing="itl-chunks(mixes=true)")
+
+
+def _taichi_sharing() -> Iterator[Contestant]:
+    taichi = next(each for each in _RIVALS if each.label == "taichi")
+    for prefill, decode in _TAICHI_CHUNKS:
+        sizes = f"prefill_heavy_tokens={prefill},decode_heavy_tokens={decode}"
+        yield replace(
+            taichi,
+            label=f"taichi {prefill}/{decode}, shared passes",
+            routing=f"taichi({sizes})",
+            slicing=f"taichi({sizes},mixes=true)",
+        )
 
 
 def splits(setting: Setting) -> Iterator[Setting]:

@@ -3,6 +3,7 @@
 import pytest
 
 from ampd.policies.registry import create_named
+from ampd.types import Role
 from benchmarks.best_layouts.entries import (
     Engine,
     Entry,
@@ -70,8 +71,25 @@ def test_rivals_are_tried_on_every_split_and_co_located() -> None:
     assert {f"deflection {split}" for split in ("1+3", "2+2", "3+1")} <= labels
     assert "co-located chunked" in labels
     assert not any("ours" in label for label in labels)
-    assert {entry.label for entry in rivals(FOUR, Engine.SHARES)} == {
-        "dynaserve",
-        "co-located mixed passes",
-        "duetserve",
-    }
+
+
+def test_rivals_that_prefill_where_rounds_decode_are_tried_with_shared_passes_too() -> None:
+    sharing = {entry.label: entry.contestant for entry in rivals(FOUR, Engine.SHARES)}
+    by_chunks = [f"{label}, shared passes" for label in ("deflection", "deflection window 32", "threshold", "arrow")]
+    by_taichi = [f"taichi {sizes}, shared passes" for sizes in ("2048/256", "512/96")]
+    on_splits = [f"{label} {split}" for label in by_chunks + by_taichi for split in ("1+3", "2+2", "3+1")]
+    assert {"dynaserve", "co-located mixed passes", "duetserve", *on_splits} <= set(sharing)
+    assert not any(label.startswith(("always-remote", "kairos")) for label in sharing)
+    pausing = {entry.contestant.spec for entry in rivals(FOUR, Engine.PAUSES)}
+    assert not pausing & {contestant.spec for contestant in sharing.values()}
+
+
+@pytest.mark.parametrize("engine", Engine)
+def test_the_chunk_sizes_of_taichi_are_those_that_its_routing_expects(engine: Engine) -> None:
+    found = [entry.contestant for entry in rivals(FOUR, engine) if entry.label.startswith("taichi")]
+    for contestant in found:
+        routing = create_named("routing", contestant.routing)
+        slicing = create_named("slicing", contestant.slicing)
+        for role in Role:
+            assert routing.chunk_tokens(role) == slicing.chunk_tokens(role)
+    assert found

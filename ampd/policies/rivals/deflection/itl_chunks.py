@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import Policy, register
 from ampd.policies.rivals.deflection.chunks import FLOOR_TOKENS, largest_chunk_tokens
@@ -21,10 +23,13 @@ class ItlChunks(Policy):
 
     Limits: strict step by step. ITL that a round has saved before is not spent, so a prefill takes longer than the
     batch's mean ITL would allow, and pays the fixed cost of a pass for every slice. Where the room is below
-    16 tokens, ITL is late by the difference.
+    16 tokens, ITL is late by the difference. With `mixes` the slices have the same sizes, although a shared pass is
+    shorter than a prefill and a step. Only the simulated engine mixes. In a live graph the batch pauses.
 
     Example: `--slicing itl-chunks`
     """
+
+    mixes: bool = Field(False, description="A slice shares its pass with a step of the batch, which does not pause.")
 
     def slice(self, situation: SlicingSituation) -> Slice:
         task, running, model, parallelism = situation.task, situation.running, situation.model, situation.parallelism
@@ -34,4 +39,4 @@ class ItlChunks(Policy):
         step_s = model.decode_step_s(len(running), context_tokens, parallelism)
         room_s = min(round_.itl_slo_s for round_ in running) - step_s
         tokens = largest_chunk_tokens(task.hist_tokens, task.incr_tokens, room_s, parallelism, model)
-        return Compute(min(max(tokens, FLOOR_TOKENS), task.incr_tokens))
+        return Compute(min(max(tokens, FLOOR_TOKENS), task.incr_tokens), decode_share=0.0 if self.mixes else None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import register
 from ampd.policies.rivals.taichi.chunks import ChunkSizes
@@ -16,15 +18,19 @@ class TaiChiSlicing(ChunkSizes):
     Reads: the role of the worker.
 
     Rule: `prefill_heavy_tokens` on a mixed or prefill worker, `decode_heavy_tokens` on a decode worker, with or without
-    a batch. The batch makes a step between two chunks.
+    a batch. The batch makes a step between two chunks, or with `mixes` in the pass of each chunk.
 
     What the source says: chunked prefill in two sizes. They are found by search for a workload and its targets, so that
     equal sizes make an aggregated system, and a decode-heavy size of 0 a disaggregated one. The defaults here are ours.
 
-    Limits: a chunk and the decode step share one pass in the source. Here the step follows the chunk.
+    Limits: a chunk and the decode step share one pass in the source. Here they do so only with `mixes`, and only the
+    simulated engine mixes. In a live graph the batch pauses. The routing expects a step after each chunk either way.
 
     Example: `--slicing taichi`, with `--routing taichi` and `--binding taichi`
     """
 
+    mixes: bool = Field(False, description="A chunk shares its pass with a step of the batch, which does not pause.")
+
     def slice(self, situation: SlicingSituation) -> Slice:
-        return Compute(min(self.chunk_tokens(situation.role), situation.task.incr_tokens))
+        tokens = min(self.chunk_tokens(situation.role), situation.task.incr_tokens)
+        return Compute(tokens, decode_share=0.0 if self.mixes else None)

@@ -33,6 +33,11 @@ def test_alone_it_runs_whole() -> None:
     assert situations.slice(CHUNKS, round_of(100, 400), [], TP4, PLAIN, 0.0) == Compute(400)
 
 
+def test_a_slice_of_the_same_size_may_share_its_pass_with_the_step() -> None:
+    mixing = create("slicing", "itl-chunks", mixes=True)
+    assert situations.slice(mixing, round_of(100, 400), running(5), TP4, PLAIN, 0.0) == Compute(20, decode_share=0.0)
+
+
 def test_a_late_batch_still_lets_the_floor_through_and_never_more_than_is_left() -> None:
     late = running(40)
     assert situations.slice(CHUNKS, round_of(0, 500), late, TP4, PLAIN, 0.0) == Compute(16)
