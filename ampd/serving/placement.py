@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
@@ -163,6 +163,7 @@ class PlacementPolicies:
         local_only: str | None = None,
         holder: WorkerView | None = None,
         shared_tokens: Mapping[str, int] = _NONE,
+        offers: dict[str, Any] | None = None,
     ) -> RouteDecision:
         """The route of a round. It is local if the prompt does not fit at the worker that the policy chose.
 
@@ -173,6 +174,7 @@ class PlacementPolicies:
             local_only: why the prefill must be local, if it must.
             holder: the worker that holds the history, if the session has just moved away from it.
             shared_tokens: what workers hold of the prompt for other sessions.
+            offers: what the policy has predicted for the round and the same holder; it adds to it.
 
         Raises:
             UserError: without `left_out`. The performance model lacks a worker's parallelism.
@@ -195,6 +197,7 @@ class PlacementPolicies:
                     rng=self._rng,
                     holder=holder,
                     shared_tokens=shared_tokens,
+                    offers={} if offers is None else offers,
                 )
             )
 
@@ -213,6 +216,7 @@ class PlacementPolicies:
             UserError: without `left_out`. The performance model lacks the parallelism of a worker.
         """
         decode, prefill = situation.decode, situation.prefill
+        offers: dict[str, Any] = {}
         shared = situation.shared_tokens([decode, *prefill])
         task = with_shared(situation.task, shared.get(decode.worker_id, 0))
         decision = self.route(
@@ -224,15 +228,24 @@ class PlacementPolicies:
             local_only=situation.local_only,
             holder=situation.holder,
             shared_tokens=shared,
+            offers=offers,
         )
-        move = self._move(situation, task, decision)
+        # Who holds the history decides on what a prefill worker has to read.
+        is_held_here = situation.holder is None or situation.holder.worker_id == decode.worker_id
+        move = self._move(situation, task, decision, offers if is_held_here else {})
         if move is None:
             return Plan(decode, decision, task, situation.holder).with_shared(shared)
         shared = situation.shared_tokens([move.owner, *prefill])
         return Plan(move.owner, move.decision, task, decode, move.reason).with_shared(shared)
 
-    def _move(self, situation: PlanSituation, task: PrefillTask, stay: RouteDecision) -> Move | None:
-        """The move of a session to another owner that pays; None: it stays."""
+    def _move(
+        self, situation: PlanSituation, task: PrefillTask, stay: RouteDecision, offers: dict[str, Any]
+    ) -> Move | None:
+        """The move of a session to another owner that pays; None: it stays.
+
+        Args:
+            offers: what the policy has predicted for the prefill workers. That is the same under every owner.
+        """
         decode, prefill, moving = situation.decode, situation.prefill, situation.moving
         if moving is None or not may_move(moving.moves, decode, task.incr_tokens):
             return None
@@ -248,6 +261,7 @@ class PlacementPolicies:
                 local_only=situation.local_only,
                 holder=decode,
                 shared_tokens=shared_tokens,
+                offers=offers,
             )
 
         others = [
