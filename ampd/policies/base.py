@@ -70,7 +70,7 @@ class RoutingSituation(Situation):
         shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions. The
             task's history includes such tokens of the session's own worker.
         offers: worker id -> what the policy has predicted for the round at a prefill worker. A policy may fill it, and
-            finds it again when the same round is routed under another owner.
+            finds it again when the same round is routed under another owner. None: it will not be.
     """
 
     task: PrefillTask
@@ -79,7 +79,7 @@ class RoutingSituation(Situation):
     rng: random.Random
     holder: WorkerView | None = None
     shared_tokens: Mapping[str, int] = field(default_factory=dict)
-    offers: dict[str, Any] = field(default_factory=dict)
+    offers: dict[str, Any] | None = None
 
 
 class RoutingPolicy(Protocol):

@@ -17,8 +17,8 @@ from ampd.policies.base import BindingSituation, RoutingPolicy, RoutingSituation
 from ampd.serving.placement import (
     ContextTooLongError,
     Moving,
-    Plan,
     PlacementPolicies,
+    Plan,
     PlanSituation,
     deterministic_choice,
     prefill_task,
@@ -189,7 +189,8 @@ def test_a_session_that_moves_reads_its_history_from_the_owner_before() -> None:
 class CountsReads(PlainModel):
     """Counts the reads of KV that it is asked about, by the parallelism of the reader."""
 
-    asked = Counter[Parallelism]()
+    def __init__(self) -> None:
+        self.asked = Counter[Parallelism]()
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         self.asked[target] += 1
