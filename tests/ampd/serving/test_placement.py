@@ -38,7 +38,7 @@ class Last:
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
-        self.offers: list[dict[str, Any]] = []
+        self.offers: list[dict[str, Any] | None] = []
 
     def bind(self, situation: BindingSituation) -> str:
         return self._last(situation.decode)
