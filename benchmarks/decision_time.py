@@ -13,6 +13,11 @@ Every decision has a fresh task, every hundredth a fresh cluster. `ampd` is meas
 as they are under load: half to one and a half times `--queue` prefills that have waited up to a TTFT target each, and a
 decode batch of up to 100 sequences. `reasons` says how often each way out was taken.
 
+Three more decisions are measured with the policies `predictive`, also under load. `bind` chooses the owner of a new
+session, among decode workers. `mixed` routes a round where all workers are mixed, and one of them owns the session.
+`plan` routes a round where half of the workers own sessions and the session's owner has no memory left. So the session
+would move, and new owners with room are tried.
+
 `--clock cpu` counts the thread's CPU time, for machines that do something else meanwhile.
 
 `ratio` compares medians with a plain `min` over the same workers' windowed TTFT, measured in turn with the decisions.
@@ -29,104 +34,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import RoutingSituation
-from ampd.policies.registry import ROUTING
-from ampd.state.store import StateStore, TaskDone, TaskQueued, WorkerUpdated
-from ampd.state.view import ClusterView
-from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from ampd.types import WorkerView
 from benchmarks import markdown_table
 from benchmarks.circumstances import circumstances, in_words
-from workers.worker_view import listed
+from benchmarks.decision_cases import Case, Cluster, cases, decision, make_task
 
-MODEL = load_performance_model("qwen3-32b-h20")
-SLO = Slo(ttft_s=1.0, itl_s=0.04)
 CLOCKS = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
-FREE, FULL = Window(0.01, 20), Window(50.0, 20)
 DECISIONS_PER_CLUSTER = 100
 
 
-class _NoStore:
-    """The local copy is not connected here. It only asks how long ago a command was refused."""
-
-    def refused_ago_s(self) -> float:
-        return float("inf")
-
-
-def make_task(rng: random.Random) -> PrefillTask:
-    """A later round of an agent."""
-    number = rng.randrange(1 << 30)
-    hist, incr = rng.randint(500, 30000), max(16, int(rng.lognormvariate(6, 1.1)))
-    return PrefillTask(f"t{number}", f"s{number % 100}", hist, incr, 0.0, SLO)
-
-
-def make_workers(rng: random.Random, count: int, queue: int, ttft: Window) -> list[WorkerView]:
-    """Prefill workers of two parallelisms with `queue` waiting prefills each, a tenth of the sessions held."""
-    return [
-        WorkerView(
-            f"{rng.getrandbits(64):016x}",
-            Role.PREFILL,
-            Parallelism(rng.choice((2, 4))),
-            tuple(make_task(rng) for _ in range(queue)),
-            ttft=replace(ttft, mean_s=ttft.mean_s * rng.uniform(0.9, 1.1)),
-            max_context_tokens=131072,
-            held_tokens={f"s{rng.randrange(100)}": 4000 for _ in range(10)},
-        )
-        for _ in range(count)
-    ]
-
-
-def under_load(rng: random.Random, worker: WorkerView, queue: int, batch: int = 0) -> WorkerView:
-    """The worker with a queue of half to one and a half times `queue`, and a decode batch of up to `batch`."""
-    tasks = [
-        replace(make_task(rng), arrival_s=-rng.uniform(0, SLO.ttft_s), session_missed=rng.random() < 0.2)
-        for _ in range(rng.randint(queue // 2, queue + queue // 2))
-    ]
-    decoding = rng.randint(0, batch)
-    return replace(worker, queue=tuple(tasks), decode_batch=decoding, decode_context_tokens=8000 * decoding)
-
-
-def cases() -> list[tuple[str, str, Window, Window]]:
-    """(label, policy, TTFT window of the prefill workers, ITL window of the decode worker)."""
-    ways_out = {"ttft-slack": (FREE, FULL), "itl-slack": (FULL, Window(0.001, 20)), "cheapest": (FULL, FULL)}
-    result = [(f"ampd/{reason}", "ampd", *windows) for reason, windows in ways_out.items()]
-    return result + [(name, name, FULL, FULL) for name in ROUTING.names() if name != "ampd"]
-
-
-class Cluster:
-    """Workers as a coordinator's local copy has them, with queues that change and keep their length."""
-
-    def __init__(
-        self, rng: random.Random, case: tuple[str, str, Window, Window], count: int, queue: int, is_whole: bool
-    ) -> None:
-        label, _, ttft, itl = case
-        self._rng = rng
-        workers = make_workers(rng, count, queue, ttft)
-        decode = replace(make_workers(rng, 1, queue, ttft)[0], role=Role.DECODE, itl=itl)
-        if "/" not in label:
-            workers = [under_load(rng, worker, queue) for worker in workers]
-            decode = under_load(rng, replace(decode, itl=Window()), queue, batch=100)
-        self.decode_id = decode.worker_id
-        self.view = ClusterView(cast(StateStore, _NoStore()), lease_s=1e9, clock=lambda: 0.0, model=MODEL)
-        self._there: dict[str, list[str]] = {}
-        for worker in (*workers, decode):
-            tasks, rest = (worker.queue, worker.queue_rest) if is_whole else listed(worker.queue)
-            self.view.apply(WorkerUpdated(replace(worker, queue=tasks, queue_rest=rest), None))
-            self._there[worker.worker_id] = [task.task_id for task in tasks]
-
-    def change(self, worker_id: str, task: PrefillTask) -> None:
-        """A prefill enters at a worker, and its first one ends."""
-        there = self._there[worker_id]
-        self.view.apply(TaskQueued(worker_id, task))
-        there.append(task.task_id)
-        self.view.apply(TaskDone(worker_id, there.pop(0)))
-
-
 def measure(
-    case: tuple[str, str, Window, Window],
+    case: Case,
     count: int,
     queue: int,
     is_whole: bool,
@@ -135,8 +55,8 @@ def measure(
     clock: Callable[[], int],
 ) -> dict[str, Any]:
     """Figures of one case."""
-    label, policy_name, _, _ = case
-    rng, policy = random.Random(seed), ROUTING.create(policy_name)
+    rng = random.Random(seed)
+    decide = decision(case, rng)
     decided_us: list[float] = []
     plain_us: list[float] = []
     changed_us: list[float] = []
@@ -145,27 +65,25 @@ def measure(
     for number in range(decisions):
         if number % DECISIONS_PER_CLUSTER == 0:
             cluster = Cluster(rng, case, count, queue, is_whole)
-            cluster.view.prefill()
+            cluster.view.workers()
         task = make_task(rng)
         start = clock()
-        workers, decode = cluster.view.prefill(), cluster.view.worker(cluster.decode_id)
-        assert decode is not None
-        decision = policy.route(
-            RoutingSituation(task=task, decode=decode, prefill=workers, model=MODEL, now_s=0.0, rng=rng)
-        )
+        worker_id, reason = decide(cluster, task)
         decided = clock()
+        workers = cluster.view.prefill() or cluster.view.decode()
+        begun = clock()
         min(workers, key=mean_s)
         compared = clock()
-        cluster.change(decision.worker_id, task)
+        cluster.change(worker_id, task)
         changed_us.append((clock() - compared) / 1e3)
-        plain_us.append((compared - decided) / 1e3)
+        plain_us.append((compared - begun) / 1e3)
         decided_us.append((decided - start) / 1e3)
-        reasons[decision.reason] += 1
-    if "/" in label and set(reasons) != {label.rpartition("/")[2]}:
-        raise SystemExit(f"{label}: measured another way out than it says: {sorted(reasons)}")
+        reasons[reason] += 1
+    if "/" in case.label and set(reasons) != {case.label.rpartition("/")[2]}:
+        raise SystemExit(f"{case.label}: measured another way out than it says: {sorted(reasons)}")
     p50_us = statistics.median(decided_us)
     return {
-        "policy": label,
+        "policy": case.label,
         "workers": count,
         "queue": queue,
         "p50_us": round(p50_us, 1),
@@ -181,7 +99,7 @@ def _measured(arguments: argparse.Namespace) -> Sequence[dict[str, Any]]:
     for count in arguments.workers or [8, 64, 256]:
         for queue in arguments.queue or [8, 64, 256, 512]:
             for case in cases():
-                if arguments.policy and case[1] not in arguments.policy:
+                if arguments.policy and case.name not in arguments.policy:
                     continue
                 clock = CLOCKS[arguments.clock]
                 results.append(measure(case, count, queue, arguments.whole, arguments.decisions, arguments.seed, clock))

@@ -29,6 +29,12 @@ class ConsideredRoles:
         self.last = considered_in_words(considered)
         log.info("pools: %s", self.last)
 
+    def drop(self, why: str) -> None:
+        """Count and log an answer whose changes are not made."""
+        self.outcomes[names.OUTDATED] += 1
+        self.last = f"an answer was dropped, because {why}: all stay"
+        log.info("pools: %s", self.last)
+
 
 def considered_in_words(considered: Considered) -> str:
     """The sets of roles that a policy considered, as one line: the best first."""

@@ -17,6 +17,7 @@ from ampd.child_process import end_with_parent
 from ampd.errors import UserError
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.serving.roles import next_question_s
+from ampd.types import Role, WorkerView
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +27,16 @@ _NICE = 19
 _LONGEST_S = 600.0
 """An answer that takes longer never comes. The process is ended, because no other question would be answered."""
 
+_OLDEST_S = 60.0
+"""An answer that is older is about a load that may be over. The policy is asked again instead."""
+
 
 class PolicyProcess:
     """Asks a pools policy in one child process, one question at a time. The first question starts the process.
 
     Attributes:
         spent_s: seconds from questions to answers, so far.
+        question: the latest one; None: there was none.
     """
 
     def __init__(self, policy: PoolsPolicy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,6 +46,7 @@ class PolicyProcess:
         self._asked: asyncio.Task[Sequence[RoleChange]] | None = None
         self._next_s = -inf
         self.spent_s = 0.0
+        self.question: PoolsSituation | None = None
 
     def is_due(self) -> bool:
         """Whether the next question may be asked."""
@@ -48,6 +54,7 @@ class PolicyProcess:
 
     def ask(self, situation: PoolsSituation) -> None:
         """Ask a question; `answer` has the answer later."""
+        self.question = situation
         self._asked = asyncio.create_task(self._change(situation, self._clock()))
 
     def answer(self) -> Sequence[RoleChange]:
@@ -104,6 +111,21 @@ class PolicyProcess:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
             child.kill()
+
+
+def why_outdated(question: PoolsSituation, workers: Sequence[WorkerView], now_s: float) -> str:
+    """Why an answer no longer counts, in words; "": it does.
+
+    Args:
+        workers: as they would be asked about now.
+    """
+    if now_s - question.now_s > _OLDEST_S:
+        return f"it took {now_s - question.now_s:.0f} s"
+    return "" if _roles(question.workers) == _roles(workers) else "the workers or their roles have changed meanwhile"
+
+
+def _roles(workers: Sequence[WorkerView]) -> dict[str, tuple[Role, str]]:
+    return {view.worker_id: (view.role, view.lane) for view in workers}
 
 
 def _prepare(parent: int) -> None:

@@ -27,7 +27,7 @@ from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView, in_same_pool, pool_name
 from router.considered_roles import ConsideredRoles
 from router.load_recorder import LoadRecorder
-from router.policy_process import PolicyProcess
+from router.policy_process import PolicyProcess, why_outdated
 
 log = logging.getLogger(__name__)
 
@@ -171,14 +171,25 @@ class PoolsKeeper:
             self._has_seen_owner = True
         elif self._has_seen_owner and (needed := self._review.first_owner(workers)):
             return needed
-        if self._process is not None:
-            if self._process.is_due():
-                self._process.ask(await self._situation(now_s, changed_s))
-            return self._process.answer()
+        process = self._process
+        if process is not None:
+            if process.is_due():
+                process.ask(await self._situation(now_s, changed_s))
+            return self._still_wanted(process, workers, now_s)
         if now_s < self._next_s:
             return ()
         self._next_s = next_question_s(self._review.policy, now_s)
         return self._review.policy.change(await self._situation(now_s, changed_s))
+
+    def _still_wanted(
+        self, process: PolicyProcess, workers: Sequence[WorkerView], now_s: float
+    ) -> Sequence[RoleChange]:
+        """The answer of a slow policy, unless it is about other workers or another time."""
+        changes, question = process.answer(), process.question
+        if changes and question is not None and (why := why_outdated(question, workers, now_s)):
+            self.considered.drop(why)
+            return ()
+        return changes
 
     async def _situation(self, now_s: float, changed_s: float) -> PoolsSituation:
         """The question, for a policy that reads it with the recent load of all coordinators.

@@ -1,7 +1,8 @@
 """What a policy is: a pure function of one situation, with no clock, I/O or globals.
 
 There are five kinds. Each has its own `Situation`: everything that a decision may depend on, by name. A new input
-becomes a new field, so that policies written before it stay valid. Policies read a situation and never change it.
+becomes a new field, so that policies written before it stay valid. Policies read a situation and never change it, but
+for the `offers` of a route, which only save time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
@@ -68,6 +69,8 @@ class RoutingSituation(Situation):
         holder: the worker that holds the history, if the session has just moved away from it; None: `decode` does.
         shared_tokens: worker id -> tokens of the prompt's beginning that the worker holds for other sessions. The
             task's history includes such tokens of the session's own worker.
+        offers: worker id -> what the policy has predicted for the round at a prefill worker. A policy may fill it, and
+            finds it again when the same round is routed under another owner. None: it will not be.
     """
 
     task: PrefillTask
@@ -76,6 +79,7 @@ class RoutingSituation(Situation):
     rng: random.Random
     holder: WorkerView | None = None
     shared_tokens: Mapping[str, int] = field(default_factory=dict)
+    offers: dict[str, Any] | None = None
 
 
 class RoutingPolicy(Protocol):

@@ -144,32 +144,30 @@ def _eviction_costs_more(situation: MoveSituation) -> bool:
 
 def _best(situation: MoveSituation) -> Iterator[WorkerView]:
     """The workers with the most room in memory and time for the session, the best first."""
-    roomy = [worker for worker in situation.others if _has_memory(situation, worker)]
-    loads = [_load(situation, worker) for worker in roomy]
-    for _ in range(min(_TRIES, len(roomy))):
-        best = min(range(len(roomy)), key=loads.__getitem__)
+    loads = [_load(situation, worker) for worker in situation.others]
+    for _ in range(min(_TRIES, len(loads))):
+        best = min(range(len(loads)), key=loads.__getitem__)
         if loads[best] == math.inf:
             return
         loads[best] = math.inf
-        yield roomy[best]
+        yield situation.others[best]
 
 
 def _load(situation: MoveSituation, worker: WorkerView) -> float:
-    """The shares of its targets and of its memory that a worker uses with the session; infinite: too much."""
+    """The shares of its targets and of its memory that a worker uses with the session; infinite: too much.
+
+    A session needs room to grow in the memory, so that no other one is evicted for it.
+    """
+    memory, (used_tokens, capacity_tokens) = 0.0, session_memory(worker)
+    if capacity_tokens:
+        new_tokens = situation.task.context_tokens - held_at(worker, situation.task, situation.shared_tokens)
+        if used_tokens + new_tokens > _ROOM * capacity_tokens:
+            return math.inf
+        memory = (used_tokens + new_tokens) / capacity_tokens
     step_share = _step_share(situation, worker)
     if step_share > _ROOM * ITL_SHARE:
         return math.inf
-    used_tokens, capacity_tokens = session_memory(worker)
-    new_tokens = situation.task.context_tokens - held_at(worker, situation.task, situation.shared_tokens)
-    memory = (used_tokens + new_tokens) / capacity_tokens if capacity_tokens else 0.0
     return step_share + memory + queued_in_passes_s(worker, situation.model) / situation.task.slo.ttft_s
-
-
-def _has_memory(situation: MoveSituation, worker: WorkerView) -> bool:
-    """Whether the session fits with room to grow, so that no other session is evicted for it."""
-    used_tokens, capacity_tokens = session_memory(worker)
-    new_tokens = situation.task.context_tokens - held_at(worker, situation.task, situation.shared_tokens)
-    return not capacity_tokens or used_tokens + new_tokens <= _ROOM * capacity_tokens
 
 
 def _serves(situation: MoveSituation, worker: WorkerView, decision: RouteDecision, reason: str) -> bool:

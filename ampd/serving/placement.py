@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
@@ -163,6 +163,7 @@ class PlacementPolicies:
         local_only: str | None = None,
         holder: WorkerView | None = None,
         shared_tokens: Mapping[str, int] = _NONE,
+        offers: dict[str, Any] | None = None,
     ) -> RouteDecision:
         """The route of a round. It is local if the prompt does not fit at the worker that the policy chose.
 
@@ -173,6 +174,7 @@ class PlacementPolicies:
             local_only: why the prefill must be local, if it must.
             holder: the worker that holds the history, if the session has just moved away from it.
             shared_tokens: what workers hold of the prompt for other sessions.
+            offers: what the policy has predicted for the round with the same holder; it adds to it.
 
         Raises:
             UserError: without `left_out`. The performance model lacks a worker's parallelism.
@@ -195,6 +197,7 @@ class PlacementPolicies:
                     rng=self._rng,
                     holder=holder,
                     shared_tokens=shared_tokens,
+                    offers=offers,
                 )
             )
 
@@ -212,9 +215,13 @@ class PlacementPolicies:
         Raises:
             UserError: without `left_out`. The performance model lacks the parallelism of a worker.
         """
-        decode, prefill = situation.decode, situation.prefill
+        decode, prefill, moving = situation.decode, situation.prefill, situation.moving
         shared = situation.shared_tokens([decode, *prefill])
         task = with_shared(situation.task, shared.get(decode.worker_id, 0))
+        if moving is not None and not may_move(moving.moves, decode, task.incr_tokens):
+            moving = None
+        # Most sessions may not move, and then nobody asks for an offer again.
+        offers: dict[str, Any] | None = None if moving is None else {}
         decision = self.route(
             task,
             decode,
@@ -224,18 +231,30 @@ class PlacementPolicies:
             local_only=situation.local_only,
             holder=situation.holder,
             shared_tokens=shared,
+            offers=offers,
         )
-        move = self._move(situation, task, decision)
+        if situation.holder is not None and situation.holder.worker_id != decode.worker_id:
+            offers = {}  # a new owner would have the history read from this one
+        move = None if moving is None else self._move(situation, moving, task, decision, offers)
         if move is None:
             return Plan(decode, decision, task, situation.holder).with_shared(shared)
         shared = situation.shared_tokens([move.owner, *prefill])
         return Plan(move.owner, move.decision, task, decode, move.reason).with_shared(shared)
 
-    def _move(self, situation: PlanSituation, task: PrefillTask, stay: RouteDecision) -> Move | None:
-        """The move of a session to another owner that pays; None: it stays."""
-        decode, prefill, moving = situation.decode, situation.prefill, situation.moving
-        if moving is None or not may_move(moving.moves, decode, task.incr_tokens):
-            return None
+    def _move(
+        self,
+        situation: PlanSituation,
+        moving: Moving,
+        task: PrefillTask,
+        stay: RouteDecision,
+        offers: dict[str, Any] | None,
+    ) -> Move | None:
+        """The move of a session to another owner that pays; None: it stays.
+
+        Args:
+            offers: what the policy has predicted for the prefill workers. That is the same under every owner.
+        """
+        decode, prefill = situation.decode, situation.prefill
         owners = moving.owners()
         shared_tokens = situation.shared_tokens([*owners, *prefill])
 
@@ -248,6 +267,7 @@ class PlacementPolicies:
                 local_only=situation.local_only,
                 holder=decode,
                 shared_tokens=shared_tokens,
+                offers=offers,
             )
 
         others = [

@@ -61,6 +61,10 @@ class Comparison:
             self._known[key] = Outlook(soon, None if is_out else replay(self._later, roles, self._situation))
         return self._known[key]
 
+    def has_served(self, roles: Roles) -> bool:
+        """Whether the outlook of these roles is known already."""
+        return shape(self._situation.workers, roles) in self._known
+
     def try_all(self, others: Iterable[Roles]) -> None:
         """Compare these roles too."""
         self._others += [(roles, self.outlook(roles)) for roles in others]

@@ -151,8 +151,9 @@ class LookAheadPools(Policy):
         tried = comparison.tried()
         if for_memory and not changes:
             roles = _changed(now, for_memory)
-            with_more = comparison.outlook(roles)
-            tried.append(TriedRoles(in_words(roles), with_more.share))
+            is_listed, with_more = comparison.has_served(roles), comparison.outlook(roles)
+            if not is_listed:
+                tried.append(TriedRoles(in_words(roles), with_more.share))
             if not (present.gains(with_more, self.GAIN) or present.surely_meets_more_than(with_more)):
                 changes, is_chance = for_memory, False
         return Considered(changes, tried, rounds, is_chance=is_chance)

@@ -31,3 +31,8 @@ def test_answers_are_counted_by_outcome_and_logged(caplog: pytest.LogCaptureFixt
     assert considered.outcomes == {"changed": 1, "kept": 2, "chance": 1}
     assert considered.last == LINE + "all stay"
     assert [record.getMessage() for record in caplog.records].count("pools: " + considered.last) == 2
+    with caplog.at_level(logging.INFO):
+        considered.drop("it took 99 s")
+    assert considered.outcomes["outdated"] == 1
+    assert considered.last == "an answer was dropped, because it took 99 s: all stay"
+    assert caplog.messages[-1] == "pools: " + considered.last

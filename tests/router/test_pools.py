@@ -20,6 +20,7 @@ from ampd.state.connect import open_store
 from ampd.state.store import RoleAssigned, StateStore, Watcher
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
+from router.policy_process import PolicyProcess
 from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
 from tests.router.slow_policies import TellsItsProcess
@@ -202,6 +203,52 @@ async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(open
     assert assigned.role is Role.PREFILL
     assert assigned.reason != str(os.getpid())
     assert keeper.look_s > 0
+
+
+class AnswersWhenTold(PolicyProcess):
+    """A policy's process that is in this one."""
+
+    def __init__(self, policy: PoolsPolicy, clock: Callable[[], float]) -> None:
+        super().__init__(policy, clock)
+        self.may_answer = asyncio.Event()
+
+    async def _computed(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        await self.may_answer.wait()
+        return self._policy.change(situation)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "oldest_s", "why"),
+    [
+        ({}, 60.0, ""),
+        ({"d2": "mixed"}, 60.0, "the workers or their roles have changed meanwhile"),
+        ({"d3": "decode"}, 60.0, "the workers or their roles have changed meanwhile"),
+        ({}, 0.0, "it took 0 s"),
+    ],
+)
+async def test_a_late_answer_counts_only_for_the_workers_that_it_is_about(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, str], oldest_s: float, why: str
+) -> None:
+    monkeypatch.setattr("router.pools.PolicyProcess", AnswersWhenTold)
+    monkeypatch.setattr("router.policy_process._OLDEST_S", oldest_s)
+    script, store = Script([to_prefill("d1")], is_slow=True), await opened()
+    workers = {"d1": "decode", "d2": "decode"}
+    await publish(store, **workers)
+    async with replica(opened, script) as keeper:
+        await keeper.step()
+        process = keeper._process
+        assert isinstance(process, AnswersWhenTold)
+        await publish(store, **meanwhile)
+        now = workers | meanwhile
+        await until(lambda: {view.worker_id: str(view.role) for view in keeper._view.workers()} == now)
+        process.may_answer.set()
+        asked = process._asked
+        assert asked is not None
+        await asyncio.wait([asked])
+        await keeper.step()
+        assert sum(keeper.assignments.values()) == (0 if why else 1)
+        assert keeper.considered.outcomes == ({"outdated": 1} if why else {})
+        assert why in keeper.considered.last
 
 
 async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:

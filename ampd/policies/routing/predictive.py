@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Final
@@ -34,6 +34,7 @@ _REMOTE: Final = Route.REMOTE
 _MIXED: Final = Role.MIXED
 
 _ON_TIME: Final = "on-time"
+_UNKNOWN: Final = -1.0
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class RouteOffer:
 
     Attributes:
         stretch: how many times longer a prefill takes there, because the decode batch needs its share of the time.
+        loss: weight of the rounds now on time at the worker that this round would make late there, once it is known.
     """
 
     worker: WorkerView
@@ -51,11 +53,15 @@ class RouteOffer:
     queue_s: float
     transfer_s: float = 0.0
     stretch: float = 1.0
+    loss: float = _UNKNOWN
 
     def estimate(self) -> RouteEstimate:
         return RouteEstimate(
             self.route, self.worker.worker_id, self.total_s, self.prefill_s, self.queue_s, self.transfer_s
         )
+
+
+_NOTHING: Mapping[str, RouteOffer] = {}
 
 
 @register("routing", "predictive")
@@ -125,7 +131,8 @@ class PredictiveRouting(Expectations):
         others = [worker for worker in workers if worker.worker_id != own_id]
         mixed = [worker for worker in others if worker.role is _MIXED]
         prefill = [worker for worker in others if worker.role is not _MIXED] if mixed else others
-        offers = [_remote(situation, worker, least_share, fade) for worker in prefill]
+        known = situation.offers or _NOTHING
+        offers = [known.get(worker.worker_id) or _remote(situation, worker, least_share, fade) for worker in prefill]
         are_free = not others or any(not worker.decode_batch for worker in prefill)
         here = _local(situation, least_share, fade, are_free)
         if here is not None:
@@ -175,8 +182,13 @@ def _mixed(
     situation: RoutingSituation, workers: Sequence[WorkerView], least_share: float, fade: float
 ) -> list[RouteOffer]:
     """The offers of mixed workers whose batches leave time over. Their batches stay, as the owner's does."""
+    known = situation.offers or _NOTHING
     shares = [(worker, _share(situation, worker, fade)) for worker in workers]
-    return [_remote_in(situation, worker, 1.0 / share) for worker, share in shares if share >= least_share]
+    return [
+        known.get(worker.worker_id) or _remote_in(situation, worker, 1.0 / share)
+        for worker, share in shares
+        if share >= least_share
+    ]
 
 
 def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) -> RouteOffer:
@@ -187,7 +199,10 @@ def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) 
     prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
     queue_s = queued_in_passes_s(worker, model) * stretch
     total_s = queue_s + transfer_s + prefill_s
-    return RouteOffer(worker, _REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+    offer = RouteOffer(worker, _REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+    if situation.offers is not None:
+        situation.offers[worker.worker_id] = offer
+    return offer
 
 
 def _share(situation: RoutingSituation, worker: WorkerView, fade: float, joining: int = 0) -> float:
@@ -215,7 +230,9 @@ def _choice(
     for offer in offers[:tries]:
         if offer.prefill_s + offer.transfer_s > left_s:
             continue
-        loss = _loss(situation, offer, weighing)
+        loss = offer.loss
+        if loss == _UNKNOWN:
+            loss = offer.loss = _loss(situation, offer, weighing)
         if not loss:
             return offer, _ON_TIME
         if loss < least:

@@ -84,7 +84,7 @@ REFUSALS = ("missing", "wrong", "old", "repeated")
 ROUTE_NAMES = ("local", "remote")
 ROLES = ("prefill", "decode", "mixed")
 MOVES = REASONS
-LOOK_OUTCOMES = CHANGED, KEPT, CHANCE = ("changed", "kept", "chance")
+LOOK_OUTCOMES = CHANGED, KEPT, CHANCE, OUTDATED = ("changed", "kept", "chance", "outdated")
 
 ADMITTED = "admitted"
 SESSIONS = NEW_SESSION, RUNNING_SESSION = ("new", "running")
@@ -219,7 +219,8 @@ LOOKS = _counter(
     "ampd_pools_looks_total",
     _COORDINATOR,
     "Times that the pools policy served the recent load again under other roles, by outcome: changed, kept (no other "
-    "roles gained enough), chance (some gained enough, but it may be chance, so that no role changed).",
+    "roles gained enough), chance (some gained enough, but it may be chance, so that no role changed), outdated (the "
+    "answer came after a minute, or the workers or their roles had changed meanwhile, so that no role changed).",
     {"outcome": LOOK_OUTCOMES},
 )
 LOOK_SECONDS = _counter(

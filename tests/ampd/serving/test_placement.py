@@ -1,8 +1,10 @@
 """Where a round goes: history, limits, and the workers that the policies may choose from."""
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,17 +13,19 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies import registry
-from ampd.policies.base import BindingSituation, RoutingSituation
+from ampd.policies.base import BindingSituation, RoutingPolicy, RoutingSituation
 from ampd.serving.placement import (
     ContextTooLongError,
     Moving,
     PlacementPolicies,
+    Plan,
     PlanSituation,
     deterministic_choice,
     prefill_task,
     with_room,
 )
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
+from tests.ampd.policies.routing_lab import PlainModel, queue_of
 
 MODEL = load_performance_model("tiny-cpu")
 SLO = Slo(1.0, 0.1)
@@ -34,11 +38,13 @@ class Last:
 
     def __init__(self) -> None:
         self.seen: list[list[str]] = []
+        self.offers: list[dict[str, Any] | None] = []
 
     def bind(self, situation: BindingSituation) -> str:
         return self._last(situation.decode)
 
     def route(self, situation: RoutingSituation) -> RouteDecision:
+        self.offers.append(situation.offers)
         return RouteDecision(Route.REMOTE, self._last(situation.prefill or [situation.decode]), "last")
 
     def _last(self, workers: Sequence[WorkerView]) -> str:
@@ -178,6 +184,90 @@ def test_a_session_that_moves_reads_its_history_from_the_owner_before() -> None:
     )
     assert (plan.decision.worker_id, plan.holder, plan.source) == ("p2", turned, None)
     assert last.seen == [["p1"], ["p1"], ["p1"], ["p1", "p2"]]
+
+
+class CountsReads(PlainModel):
+    """Counts the reads of KV that it is asked about, by the parallelism of the reader."""
+
+    def __init__(self) -> None:
+        self.asked = Counter[Parallelism]()
+
+    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+        self.asked[target] += 1
+        return super().kv_transfer_s(tokens, source, target)
+
+
+def test_a_prefill_worker_is_predicted_once_for_all_owners() -> None:
+    """Their own queues let the new owners be tried, and no prefill worker would be in time."""
+    model = CountsReads()
+    full = WorkerView("d", Role.DECODE, Parallelism(4), kv_used_tokens=1000, kv_capacity_tokens=1000)
+    owners = [replace(full, worker_id=name, kv_used_tokens=0) for name in ("d2", "d3", "d4")]
+    prefill = [WorkerView(f"p{number}", Role.PREFILL, Parallelism(2), queue=queue_of(3000)) for number in range(5)]
+    placement = PlacementPolicies(Last(), registry.create("routing", "predictive"), model, random.Random(1))
+    busy = [replace(owner, queue=queue_of(900)) for owner in owners]
+    plan = placement.plan(situation(full, prefill=prefill, moving=Moving("needed", lambda: busy, 101)))
+    assert plan.move_reason == ""
+    assert model.asked[Parallelism(2)] == len(prefill)
+    assert model.asked[Parallelism(4)] > 0, "new owners were tried"
+
+
+@pytest.mark.parametrize(("holder", "is_kept"), [(None, True), ("p1", True), ("p2", False)])
+def test_predictions_are_kept_if_the_history_is_read_from_the_same_worker(holder: str | None, is_kept: bool) -> None:
+    last, placement = policies()
+    turned, *others = PREFILL
+    held = {view.worker_id: view for view in PREFILL}.get(holder or "")
+    moving = Moving("needed", lambda: [DECODE], 101)
+    placement.plan(replace(situation(turned, prefill=others, moving=moving), holder=held))
+    first, second = last.offers
+    assert (first is second) is is_kept
+
+
+class Forgets:
+    """A routing policy that predicts everything for every owner again."""
+
+    def __init__(self) -> None:
+        self._policy: RoutingPolicy = registry.create("routing", "predictive")
+
+    def route(self, situation: RoutingSituation) -> RouteDecision:
+        return self._policy.route(replace(situation, offers={}))
+
+
+@st.composite
+def loaded(draw: st.DrawFn, role: Role, name: str) -> WorkerView:
+    batch = draw(st.integers(0, 60))
+    return WorkerView(
+        name,
+        role,
+        Parallelism(draw(st.sampled_from([2, 4]))),
+        queue_of(*draw(st.lists(st.integers(1, 9000), max_size=9))),
+        decode_batch=batch,
+        decode_context_tokens=4000 * batch,
+        kv_used_tokens=draw(st.sampled_from([0, 100_000])),
+        kv_capacity_tokens=100_000,
+        held_tokens={"s": draw(st.sampled_from([0, 5000, 20_000]))},
+    )
+
+
+@given(st.data())
+def test_what_is_known_of_the_prefill_workers_changes_no_plan(data: st.DataObject) -> None:
+    model = load_performance_model("qwen3-32b-h20")
+    roles = data.draw(st.lists(st.sampled_from(Role), min_size=2, max_size=8))
+    workers = [data.draw(loaded(role, f"w{number}")) for number, role in enumerate(roles)]
+    decode, owners = workers[0], [view for view in workers if view.role.owns_sessions]
+    asked = PlanSituation(
+        task=PrefillTask("t", "s", data.draw(st.integers(0, 20_000)), data.draw(st.integers(1, 5000)), 3.0, SLO),
+        decode=decode,
+        prefill=[view for view in workers if view.role is not Role.DECODE],
+        now_s=3.0,
+        shared_tokens=lambda views: {view.worker_id: 64 for view in views if view.worker_id in ("w1", "w3")},
+        holder=data.draw(st.sampled_from([None, *workers])),
+        moving=Moving(data.draw(st.sampled_from(["needed", "any"])), lambda: owners, 101),
+    )
+
+    def plan(routing: RoutingPolicy) -> Plan:
+        return PlacementPolicies(Last(), routing, model, random.Random(1)).plan(asked)
+
+    assert plan(registry.create("routing", "predictive")) == plan(Forgets())
 
 
 def test_a_session_stays_without_a_way_to_move() -> None:

@@ -192,6 +192,15 @@ def test_a_shortage_of_memory_is_answered_before_targets_are_missed() -> None:
     assert POLICY.change(filled(situation(met), 70_000)) == ()
 
 
+def test_roles_that_were_tried_for_both_reasons_are_listed_once() -> None:
+    """Nearly no round would be in time with any roles, so that none gains enough, and the memory is short."""
+    late = {f"s{n}": [RecentRound(n / 16, 0, 4000, n / 16 + 0.5, 4, is_met=False)] for n in range(160)}
+    found = POLICY.change(filled(situation(late, prefill=2, decode=2), 90_000))
+    assert isinstance(found, Considered)
+    assert [change.reason for change in found] == ["kv-short"]
+    assert sorted(tried.roles for tried in found.tried) == ["1 prefill, 3 decode", "2 prefill, 2 decode", "4 decode"]
+
+
 def test_a_rule_changes_nothing_if_the_present_roles_serve_the_load_better() -> None:
     """One prefill worker is too few for these prompts, and decode workers take none of other sessions."""
     met = {name: [replace(item, is_met=True)] for name, (item,) in LONG_PREFILLS.items()}
