@@ -68,6 +68,8 @@ class SimulationOptions:
             decisions at once.
         coordinators: replicas. Each round goes to a random one.
         pools_interval_s: how often the pools policy is asked.
+        pools_answer_s: time that a slow pools policy takes to answer. Its changes are made then, and it rests as in a
+            live graph.
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
         moves: which sessions may move to another owner between two rounds (`ampd.serving.moves`).
@@ -90,6 +92,7 @@ class SimulationOptions:
     state_delay_s: float = 0.0
     coordinators: int = 1
     pools_interval_s: float = POOLS_INTERVAL_S
+    pools_answer_s: float = 0.0
     max_wait: float = 0.0
     moves: Moves = defaults.MOVES
     knows_prefixes: bool = True

@@ -1,4 +1,7 @@
-"""Roles that change in a simulation: the pools policy is asked at intervals, and its changes take effect at once."""
+"""Roles that change in a simulation: the pools policy is asked at intervals, and its changes take effect at once.
+
+A slow policy may take a time to answer. Nothing else changes roles meanwhile, so that its answer always counts.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from ampd.policies.base import OtherPolicies
+from ampd.policies.base import OtherPolicies, RoleChange
 from ampd.serving.roles import DueChange, RoleReview, due_changes, next_question_s
+from ampd.types import WorkerView
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
@@ -31,6 +35,7 @@ class RoleKeeper:
         self._interval_s = world.options.pools_interval_s
         policies, options = world.policies, world.options
         self._is_idle = policies.pools.is_idle
+        self._answer_s = options.pools_answer_s if policies.pools.is_slow else 0.0
         self._review = RoleReview(
             policies.pools,
             world.belief,
@@ -62,9 +67,21 @@ class RoleKeeper:
         now_s = self._loop.now_s
         load = {} if self._load is None else self._load.until(now_s)
         situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load)
-        for due in due_changes(situation.workers, self._review.policy.change(situation)).changes:
+        changes, answer_s = self._review.policy.change(situation), self._answer_s
+        if answer_s and changes:
+            self._loop.at(now_s + answer_s, self._answered, changes)
+        else:
+            self._make(situation.workers, changes)
+        next_s = next_question_s(self._review.policy, now_s + answer_s, answer_s)
+        self._loop.at(max(now_s + self._interval_s, next_s), self._ask)
+
+    def _answered(self, changes: Sequence[RoleChange]) -> None:
+        if not self._is_over():
+            self._make(self._views.workers(0), changes)
+
+    def _make(self, workers: Sequence[WorkerView], changes: Sequence[RoleChange]) -> None:
+        for due in due_changes(workers, changes).changes:
             self._apply(due)
-        self._loop.at(max(now_s + self._interval_s, next_question_s(self._review.policy, now_s)), self._ask)
 
     def _apply(self, due: DueChange) -> None:
         change, before = due.change, due.before
