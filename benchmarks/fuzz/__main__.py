@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz [--inputs 100000] [--only NAME] [--seed TEXT] [--json]
 
 An input is a valid one with one to four changes. It must be accepted, or refused with the error that the receiver
-declares, within 10 s. What is accepted goes on to the decisions that use it, and those must be possible. Exit code 1:
+declares, within 60 s. What is accepted goes on to the decisions that use it, and those must be possible. Exit code 1:
 an input failed. The seed of a failure makes it again: `--only TARGET --seed SEED --inputs 1`.
 """
 
