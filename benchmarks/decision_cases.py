@@ -99,7 +99,6 @@ class Cluster:
     """
 
     def __init__(self, rng: random.Random, case: Case, count: int, queue: int, is_whole: bool) -> None:
-        self._rng = rng
         workers = _workers_of(rng, case, count, queue)
         self.decode_id = workers[-1].worker_id
         self.view = ClusterView(cast(StateStore, NoStore()), lease_s=1e9, clock=lambda: 0.0, model=MODEL)

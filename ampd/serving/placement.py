@@ -220,7 +220,7 @@ class PlacementPolicies:
         task = with_shared(situation.task, shared.get(decode.worker_id, 0))
         if moving is not None and not may_move(moving.moves, decode, task.incr_tokens):
             moving = None
-        # Most sessions may not move, and then nobody asks for an offer again.
+        # Most sessions may not move. Then the offers are used once, and keeping them would only cost time.
         offers: dict[str, Any] | None = None if moving is None else {}
         decision = self.route(
             task,

@@ -62,7 +62,7 @@ class Comparison:
         return self._known[key]
 
     def has_served(self, roles: Roles) -> bool:
-        """Whether the outlook of these roles is known already."""
+        """Whether the loads were served with these roles already."""
         return shape(self._situation.workers, roles) in self._known
 
     def try_all(self, others: Iterable[Roles]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import ClassVar, Final
@@ -59,9 +59,6 @@ class RouteOffer:
         return RouteEstimate(
             self.route, self.worker.worker_id, self.total_s, self.prefill_s, self.queue_s, self.transfer_s
         )
-
-
-_NOTHING: Mapping[str, RouteOffer] = {}
 
 
 @register("routing", "predictive")
@@ -131,8 +128,7 @@ class PredictiveRouting(Expectations):
         others = [worker for worker in workers if worker.worker_id != own_id]
         mixed = [worker for worker in others if worker.role is _MIXED]
         prefill = [worker for worker in others if worker.role is not _MIXED] if mixed else others
-        known = situation.offers or _NOTHING
-        offers = [known.get(worker.worker_id) or _remote(situation, worker, least_share, fade) for worker in prefill]
+        offers = [_remote(situation, worker, least_share, fade) for worker in prefill]
         are_free = not others or any(not worker.decode_batch for worker in prefill)
         here = _local(situation, least_share, fade, are_free)
         if here is not None:
@@ -182,16 +178,14 @@ def _mixed(
     situation: RoutingSituation, workers: Sequence[WorkerView], least_share: float, fade: float
 ) -> list[RouteOffer]:
     """The offers of mixed workers whose batches leave time over. Their batches stay, as the owner's does."""
-    known = situation.offers or _NOTHING
     shares = [(worker, _share(situation, worker, fade)) for worker in workers]
-    return [
-        known.get(worker.worker_id) or _remote_in(situation, worker, 1.0 / share)
-        for worker, share in shares
-        if share >= least_share
-    ]
+    return [_remote_in(situation, worker, 1.0 / share) for worker, share in shares if share >= least_share]
 
 
 def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) -> RouteOffer:
+    known: dict[str, RouteOffer] | None = situation.offers
+    if known is not None and worker.worker_id in known:
+        return known[worker.worker_id]
     task, model, target = situation.task, situation.model, worker.parallelism
     # Without a call where nothing is shared, because a decision makes an offer per worker.
     hist_tokens = history_at(situation, worker) if situation.shared_tokens else task.hist_tokens
@@ -200,8 +194,8 @@ def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) 
     queue_s = queued_in_passes_s(worker, model) * stretch
     total_s = queue_s + transfer_s + prefill_s
     offer = RouteOffer(worker, _REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
-    if situation.offers is not None:
-        situation.offers[worker.worker_id] = offer
+    if known is not None:
+        known[worker.worker_id] = offer
     return offer
 
 
