@@ -178,8 +178,9 @@ class SlicingPolicy(Protocol):
 
     Attributes:
         is_whole: the policy computes every prefill in one slice. Callers then do not ask it.
-        shares_passes: the engine is made so that each pass of a prefill is also a step of the decode batch. Otherwise
-            the batch pauses.
+        shares_passes: the engine is made so that each pass of a prefill is also a step of the decode batch. It then
+            asks for a slice before each pass, and the worker gives it prefills turn by turn. Otherwise the batch
+            pauses, and the worker asks for a slice whenever the engine is free.
     """
 
     @property
@@ -189,7 +190,15 @@ class SlicingPolicy(Protocol):
     def shares_passes(self) -> bool: ...
 
     def slice(self, situation: SlicingSituation) -> Slice:
-        """What to compute next, or how long to leave the worker to its decode batch."""
+        """What to compute next, or how long to leave the worker to its decode batch.
+
+        If the policy shares passes, the task is all that the engine has to prefill, as one prefill. An engine reads of
+        a `Wait` only that the next pass is a step of the batch alone.
+        """
+        ...
+
+    def turn(self, situation: SlicingSituation) -> int:
+        """Tokens of a prefill that an engine which shares passes gets before the ordering chooses again; at least 1."""
         ...
 
 

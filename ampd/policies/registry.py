@@ -29,7 +29,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 import ampd.policies
 from ampd.documents import first_problem
 from ampd.errors import UserError
-from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
+from ampd.policies.base import (
+    BindingPolicy,
+    OrderingPolicy,
+    PoolsPolicy,
+    RoutingPolicy,
+    SlicingPolicy,
+    SlicingSituation,
+)
 from ampd.policies.naming import parse_named
 
 Kind = Literal["binding", "routing", "ordering", "slicing", "pools"]
@@ -67,6 +74,10 @@ class Policy(BaseModel):
     @property
     def shares_passes(self) -> bool:
         return False
+
+    def turn(self, situation: SlicingSituation) -> int:
+        """Of a slicing policy, as in `SlicingPolicy`: the whole prefill."""
+        return situation.task.incr_tokens
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)

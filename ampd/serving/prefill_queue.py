@@ -52,12 +52,19 @@ class Pass:
 
     Attributes:
         members: the prefills that have not left, in the order in which they were picked.
+        ending: those whose last pass the engine has begun.
     """
 
-    __slots__ = ("members",)
+    __slots__ = ("ending", "members")
 
     def __init__(self, members: list[QueueEntry]) -> None:
         self.members = members
+        self.ending: list[QueueEntry] = []
+
+    @property
+    def has_slot(self) -> bool:
+        """Whether it needs a slot still."""
+        return len(self.ending) < len(self.members)
 
     @property
     def tasks(self) -> list[PrefillTask]:
@@ -94,6 +101,8 @@ class PrefillQueue:
     the computation. A pass without a read is not picked early, because a later choice knows more. Picked passes
     compute in the order in which they were picked. A pass starts when all its members are READY, and gives its slot
     back when all of them have left.
+
+    An engine that shares passes tells when it begins the last pass for a prefill (`ending`). The slot is free then.
 
     A pass that waits for the decode batch has a slot. Between `pause` and `resume` its prefills may lose it to one with
     a tighter TTFT target.
@@ -180,6 +189,12 @@ class PrefillQueue:
         self.again(entry, entry.task)
         return False
 
+    def ending(self, entry: QueueEntry) -> None:
+        """The engine has begun its last pass for a COMPUTING prefill, and would know the next one when that ends."""
+        if entry.stage is _COMPUTING and entry.picked is not None and entry not in entry.picked.ending:
+            entry.picked.ending.append(entry)
+            self._advance()
+
     def again(self, entry: QueueEntry, task: PrefillTask) -> None:
         """The rest `task` of a COMPUTING or DISPLACED prefill waits for a slot by its arrival; a slot is given back."""
         if entry.stage in (_COMPUTING, _DISPLACED):
@@ -222,6 +237,7 @@ class PrefillQueue:
             return
         members = entry.picked.members
         members.remove(entry)
+        entry.picked.ending = [ending for ending in entry.picked.ending if ending is not entry]
         if not members:
             (self.computing if entry.picked in self.computing else self.staged).remove(entry.picked)
 
@@ -252,8 +268,11 @@ class PrefillQueue:
                 entry.stage, entry.picked, entry.fetches = _DISPLACED, None, False
                 self.displaced.append(entry)
 
+    def _slots_taken(self) -> int:
+        return sum([picked.has_slot for picked in self.computing])
+
     def _start_next(self) -> bool:
-        if not self.staged or len(self.computing) >= CONCURRENCY:
+        if not self.staged or self._slots_taken() >= CONCURRENCY:
             return False
         picked = self.staged[0]
         if any(entry.stage is not _READY for entry in picked.members):
@@ -264,7 +283,7 @@ class PrefillQueue:
 
     def _pick_next(self) -> bool:
         waiting = self.waiting
-        free = CONCURRENCY - len(self.computing) - len(self.staged)
+        free = CONCURRENCY - self._slots_taken() - len(self.staged)
         if not waiting or free <= 0:
             self._picker.no_slot_unused()
         if not waiting or free + PREFETCH <= 0:

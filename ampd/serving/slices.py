@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
+from ampd.policies.base import Compute, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.passes import as_one
 from ampd.serving.kv_tiers import reusable_tokens
 from ampd.serving.picker import SHORTEST_WAIT_S
@@ -88,16 +88,9 @@ class Slices:
 
     def _step(self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], now_s: float) -> SliceStep:
         task = tasks[0] if len(tasks) == 1 else as_one(tasks)
-        chosen = self._policy.slice(
-            SlicingSituation(
-                model=self._model,
-                now_s=now_s,
-                task=task,
-                running=running,
-                parallelism=self._parallelism,
-                role=self._role(),
-            )
-        )
+        situation = self._situation(task, running, now_s)
+        shares_passes = self._policy.shares_passes
+        chosen = Compute(self._policy.turn(situation)) if shares_passes else self._policy.slice(situation)
         if isinstance(chosen, Wait):
             # A shorter wait could leave the time where it is, and the policy would be asked for ever.
             return Wait(max(chosen.wait_s, SHORTEST_WAIT_S)) if running else _REST
@@ -107,6 +100,33 @@ class Slices:
         page = self._page_tokens
         end_tokens = max((task.hist_tokens + chosen.tokens) // page, task.hist_tokens // page + 1) * page
         return Rest(share) if end_tokens >= task.context_tokens else ComputeTo(end_tokens, share)
+
+    def _situation(self, task: PrefillTask, running: Sequence[RunningRound], now_s: float) -> SlicingSituation:
+        return SlicingSituation(
+            model=self._model,
+            now_s=now_s,
+            task=task,
+            running=running,
+            parallelism=self._parallelism,
+            role=self._role(),
+        )
+
+    def pass_tokens(self, task: PrefillTask, running: Sequence[RunningRound], now_s: float) -> int:
+        """Tokens that the next pass of an engine which shares passes prefills, beside a step of its batch; 0: none.
+
+        Args:
+            task: all that the engine has to prefill, as one prefill that begins with the history of the first.
+            running: the rounds that decode there.
+        """
+        if not running:
+            return task.incr_tokens
+        chosen = self._policy.slice(self._situation(task, running, now_s))
+        if isinstance(chosen, Wait):
+            return 0
+        if chosen.tokens >= task.incr_tokens:
+            return task.incr_tokens
+        # An engine cuts prefills into full pages.
+        return max(chosen.tokens // self._page_tokens, 1) * self._page_tokens
 
 
 def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:

@@ -7,9 +7,9 @@ between cuts the run after the step in progress.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ampd.types import RunningRound
+from ampd.types import PrefillTask, RunningRound
 from planner.simulator.compute_spans import ComputeSpans
 from planner.simulator.decode_batch import DecodeBatch
 from planner.simulator.events import EventLoop
@@ -36,7 +36,8 @@ class SimulatedEngine:
         gaps: takes all gaps between tokens.
         spans: records what is computed when; None: it is not recorded.
         reloads: of a worker with a KV store.
-        shares_passes: as in `SlicingPolicy`.
+        pass_tokens: how many tokens the next pass prefills beside its step (`ampd.serving.slices.Slices.pass_tokens`);
+            None: the batch pauses.
     """
 
     def __init__(
@@ -49,19 +50,20 @@ class SimulatedEngine:
         spans: ComputeSpans | None = None,
         reloads: Reloads | None = None,
         *,
-        shares_passes: bool = False,
+        pass_tokens: Callable[[PrefillTask, Sequence[RunningRound], float], int] | None = None,
     ) -> None:
         self._times = times
         self._memory = memory
         memory.on_room = self._room
         self._loop = loop
-        self._shares_passes = shares_passes or options.chunk_tokens > 0
+        self._chunk_tokens = options.chunk_tokens
+        self._ask = None if options.chunk_tokens else pass_tokens
         self._hand_over_pass = options.hand_over_pass
         self._spans = spans
         self._reloads = reloads
         self.batch = DecodeBatch(options.window_s, gaps)
         self._waiting: deque[SimulatedRequest] = deque()
-        self._prefilling = Prefilling(options.chunk_tokens)
+        self._prefilling = Prefilling()
         self._busy = False
         self._is_ending_pass = False
         self._late: list[SimulatedRequest] = []
@@ -103,15 +105,45 @@ class SimulatedEngine:
         """Begin what comes next."""
         self._admit()
         if self._prefilling:
-            share = 0.0 if self._shares_passes else self._prefilling.decode_share
-            if share is not None and self.batch:
-                self._mixed_pass(share)
-            else:
-                self._prefill_pass()
+            self._next_prefill()
         elif self.batch:
-            self._decode_run()
+            self._decode_run(LONGEST_RUN_STEPS)
         else:
             self._busy = False
+
+    def _next_prefill(self) -> None:
+        """Begin a pass that prefills, or a step of the batch alone if the slicing wants one first."""
+        if not self.batch:
+            self._prefill_pass()
+        elif self._ask is not None:
+            parts = self._prefilling.begin_shortest(self._tokens_beside(self._ask))
+            if parts:
+                self._mixed_pass(parts, 0.0)
+                self._tell_last_passes()
+            else:
+                self._decode_run(1)
+        elif self._chunk_tokens:
+            self._mixed_pass(self._prefilling.begin(self._chunk_tokens), 0.0)
+        elif (share := self._prefilling.decode_share) is not None:
+            self._mixed_pass(self._prefilling.begin(), share)
+        else:
+            self._prefill_pass()
+
+    def _tell_last_passes(self) -> None:
+        for request, tokens in tuple(self._prefilling.in_pass):
+            if tokens == request.left_tokens and request.on_last_pass is not None:
+                request.on_last_pass()
+
+    def _tokens_beside(self, ask: Callable[[PrefillTask, Sequence[RunningRound], float], int]) -> int:
+        """Tokens of waiting prefills that the next step of the batch takes with it."""
+        begun = [request for request in self._prefilling if request.task is not None]
+        if not begun:
+            return 0
+        task, now_s = begun[0].task, self._loop.now_s
+        assert task is not None
+        first = begun[0]
+        left = task.with_tokens(first.prompt_tokens - first.left_tokens, sum([each.left_tokens for each in begun]))
+        return ask(left, self.running(now_s, task.slo.itl_s), now_s)
 
     def _admit(self) -> None:
         waiting, memory = self._waiting, self._memory
@@ -137,21 +169,21 @@ class SimulatedEngine:
 
     def _prefill_pass(self) -> None:
         """Everything that was admitted, whole, in one pass."""
-        parts = self._prefilling.parts()
+        parts = self._prefilling.begin(self._chunk_tokens)
         self._busy = True
         now_s = self._loop.now_s
-        seconds = self._with_reloads_s(self._times.prefill_pass_s(parts), parts)
-        self._loop.at(now_s + seconds, self._end_prefill_pass, (now_s, parts))
+        seconds = self._with_reloads_s(self._times.prefill_pass_s(parts))
+        self._loop.at(now_s + seconds, self._end_prefill_pass, now_s)
 
-    def _with_reloads_s(self, computed_s: float, parts: Sequence[Part]) -> float:
+    def _with_reloads_s(self, computed_s: float) -> float:
         """Time of a pass whose layers are computed while the KV of later layers is reloaded."""
         if self._reloads is None:
             return computed_s
-        return max(computed_s, self._prefilling.take_reload_s(parts))
+        return max(computed_s, self._prefilling.take_reload_s())
 
-    def _end_prefill_pass(self, passed: tuple[float, list[Part]]) -> None:
-        self._note_prefills(*passed)
-        self._complete(self._prefilling.pop_done(passed[1]))
+    def _end_prefill_pass(self, start_s: float) -> None:
+        self._note_prefills(start_s)
+        self._complete(self._prefilling.end())
 
     def _complete(self, done: list[SimulatedRequest], *, is_late: bool = True) -> None:
         """Call the owners of prefilled requests, and begin what comes next.
@@ -194,29 +226,26 @@ class SimulatedEngine:
 
     # -- passes that are a step of the batch too: all of them, or those for which the slicing says so
 
-    def _mixed_pass(self, decode_share: float) -> None:
-        """The parts of the next pass and one step of the decode batch: in one pass, or beside each other on the GPU."""
-        parts = self._prefilling.parts()
+    def _mixed_pass(self, parts: Sequence[Part], decode_share: float) -> None:
+        """The parts of the pass and one step of the decode batch: in one pass, or beside each other on the GPU."""
         self._busy = True
         now_s = self._loop.now_s
         computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens, decode_share)
-        seconds = self._with_reloads_s(computed_s, parts)
-        self._loop.at(now_s + seconds, self._end_mixed_pass, (now_s, parts))
+        self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_mixed_pass, now_s)
 
-    def _end_mixed_pass(self, passed: tuple[float, list[Part]]) -> None:
-        start_s, parts = passed
-        self._note_prefills(start_s, parts)
+    def _end_mixed_pass(self, start_s: float) -> None:
+        self._note_prefills(start_s)
         if self.batch:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        self._complete(self._prefilling.pop_done(parts), is_late=self._shares_passes)
+        self._complete(self._prefilling.end(), is_late=self._ask is not None or self._chunk_tokens > 0)
 
     # -- decode
 
-    def _decode_run(self) -> None:
-        """Plan steps up to the first request that ends."""
+    def _decode_run(self, most_steps: int) -> None:
+        """Plan steps up to the first request that ends, and no more than `most_steps`."""
         self._busy = True
         batch = self.batch
-        steps = min(batch.steps_left, LONGEST_RUN_STEPS)
+        steps = min(batch.steps_left, most_steps)
         self._plan(self._times.steps(self._loop.now_s, len(batch), batch.context_tokens, steps))
 
     def _plan(self, run: StepRun) -> None:
@@ -243,7 +272,7 @@ class SimulatedEngine:
         while (request := self.batch.pop_ended(now_s)) is not None:
             self._finish(request)
 
-    def _note_prefills(self, start_s: float, parts: Sequence[Part]) -> None:
+    def _note_prefills(self, start_s: float) -> None:
         if self._spans is not None:
-            for request, (_, tokens) in zip(self._prefilling, parts, strict=False):
+            for request, tokens in self._prefilling.in_pass:
                 self._spans.prefill(request, tokens, start_s, self._loop.now_s)

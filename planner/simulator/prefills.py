@@ -130,7 +130,14 @@ class Prefills:
         request = SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, read_tokens)
         request.history_tokens = self._uncounted_history(round_)
         request.decode_share = step.decode_share
+        self._note_turn(request, round_)
         worker.engine.submit(request)
+
+    def _note_turn(self, request: SimulatedRequest, round_: ActiveRound) -> None:
+        """What an engine that shares passes needs to know, and tells."""
+        assert round_.entry is not None
+        request.task = round_.task
+        request.on_last_pass = partial(round_.prefill.queue.ending, round_.entry)
 
     def _uncounted_history(self, round_: ActiveRound) -> int:
         """The history in full pages for the first request of a round; 0 for the later ones, which find it computed.
@@ -147,8 +154,9 @@ class Prefills:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
         worker = members[0].prefill
         requests = [self._request(round_) for round_ in members]
-        for request in requests:
+        for request, round_ in zip(requests, members, strict=True):
             request.decode_share = decode_share
+            self._note_turn(request, round_)
         worker.engine.submit(*requests)
         for round_ in members:
             worker.memory.unprotect(round_.record.session_id)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ampd.types import PrefillTask
+
 
 class SimulatedRequest:
     """One request to an engine: a prefill, a round, or a round whose prompt was prefilled elsewhere.
@@ -15,9 +17,12 @@ class SimulatedRequest:
         first_token_s: time of the round's first token, here or elsewhere; below 0: there is none yet.
         read_tokens: KV behind the cached tokens that was read from a peer and is not on the device yet.
         on_first, on_done: called with the request and the time after its first token here, and after its last.
+        on_last_pass: called when the last pass of its prefill begins beside a step of the batch; None: nothing is called.
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
         decode_share: how the decode batch makes a step while this is computed, as in `ampd.policies.base.Compute`.
+        task: what was left of its prefill when it came; None: it was prefilled elsewhere.
+        passed_tokens: of its missing tokens, those of passes that have ended.
         end_step: number of the decode step that generates its last token; the decode batch sets it.
     """
 
@@ -30,11 +35,14 @@ class SimulatedRequest:
         "is_handed_over",
         "on_done",
         "on_first",
+        "on_last_pass",
         "output_tokens",
+        "passed_tokens",
         "prompt_tokens",
         "read_tokens",
         "reload_s",
         "session_id",
+        "task",
         "token_s",
     )
 
@@ -61,6 +69,9 @@ class SimulatedRequest:
         self.history_tokens = 0
         self.reload_s = 0.0
         self.decode_share: float | None = None
+        self.on_last_pass: Callable[[], None] | None = None
+        self.task: PrefillTask | None = None
+        self.passed_tokens = 0
         self.end_step = 0
 
     @property
@@ -76,3 +87,8 @@ class SimulatedRequest:
     def missing_tokens(self) -> int:
         """Tokens that a prefill pass has to compute; at least the last token of the prompt."""
         return max(self.prompt_tokens - self.cached_tokens - self.read_tokens, 1)
+
+    @property
+    def left_tokens(self) -> int:
+        """The missing tokens that no pass has computed yet."""
+        return self.missing_tokens - self.passed_tokens

@@ -58,6 +58,10 @@ class SimulatedWorker:
             self.reloads = Reloads(cached, world.model, world.belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] | None = None
+        self.slices = Slices(
+            world.policies.slicing, world.belief, parallelism, options.page_size_tokens, lambda: self.role
+        )
+        shares_passes = world.policies.slicing.shares_passes and not options.chunk_tokens
         self.engine = SimulatedEngine(
             EngineTimes(world.model, parallelism),
             self.memory,
@@ -66,7 +70,7 @@ class SimulatedWorker:
             world.gaps,
             None if world.spans is None else ComputeSpans(worker_id, world.spans),
             self.reloads,
-            shares_passes=world.policies.slicing.shares_passes,
+            pass_tokens=self.slices.pass_tokens if shares_passes else None,
         )
         self.queue = PrefillQueue(
             world.policies.ordering,
@@ -75,9 +79,6 @@ class SimulatedWorker:
             world.loop,
             random.Random(f"{options.seed}/{worker_id}"),
             on_change=self.changed,
-        )
-        self.slices = Slices(
-            world.policies.slicing, world.belief, parallelism, options.page_size_tokens, lambda: self.role
         )
         self.batch_waits = BatchWaits(world.loop)
         self._view: tuple[WorkerView, float] | None = None  # with the time at which it changes by itself

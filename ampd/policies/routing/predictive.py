@@ -113,7 +113,7 @@ class PredictiveRouting(Expectations):
         0.02, ge=0, description="Offers that differ by less than this share of the TTFT target count as equal."
     )
 
-    FADE: ClassVar[float] = 0.7
+    FADE: ClassVar[float] = 0.5
     """Last part of the ITL target in which a measured ITL makes local prefills rarer; 0: a measured ITL has no effect.
     """
     TRIES: ClassVar[int] = 8

@@ -40,6 +40,14 @@ class SlackSlicing(Policy):
        that is more. Between two slices the ordering chooses again, so a new round waits that long at most. The least
        slice may be longer.
 
+    With `mixes` the batch does not pause. The engine asks for a slice before each pass, and the pass is a step too:
+
+    1. The budget is larger by the time in which a step reads the weights, because a pass reads them once. No further
+       token is counted on: the next pass asks again.
+    2. A slice has a page at least. Only if not even a tenth of the shortest pass fits, the step comes alone.
+    3. As above.
+    4. The ordering chooses again after a turn of several passes, which would take as long as 4 allows if they were one.
+
     Limits: each slice costs the fixed time of a pass. The length of a round is not known, so only one token beyond the
     next is counted on. This protects rounds that end soon. But a round that could make up for a longer pause later gets
     no longer pause.
@@ -59,8 +67,10 @@ class SlackSlicing(Policy):
     """Shortest passes that a slice may always take, however tight the TTFT target is."""
     LEAST_PASSES: ClassVar[float] = 2.0
     """Least time of a slice, in shortest passes."""
+    LEAST_BESIDE_PASSES: ClassVar[float] = 0.1
+    """Least budget for a slice beside a step, in shortest passes. Such a slice has a page at least."""
     AHEAD_TOKENS: ClassVar[float] = 1.0
-    """Tokens beyond the next that a running round is expected to have."""
+    """Tokens beyond the next that a running round is expected to have, if the batch pauses."""
     LOST_TOKENS: ClassVar[int] = 64
     """Tokens within which a round must be able to make up for a pause."""
     MOST_WAIT_TARGETS: ClassVar[float] = 10.0
@@ -74,30 +84,52 @@ class SlackSlicing(Policy):
     def shares_passes(self) -> bool:
         return self.mixes
 
+    def turn(self, situation: SlicingSituation) -> int:
+        task = situation.task
+        longest_s = self._longest_s(situation)
+        whole_s = situation.model.prefill_s(task.hist_tokens, task.incr_tokens, situation.parallelism)
+        return task.incr_tokens if whole_s <= longest_s else most_tokens(situation, longest_s)
+
     def slice(self, situation: SlicingSituation) -> Slice:
+        return self._beside_step(situation) if self.mixes else self._between_steps(situation)
+
+    def _between_steps(self, situation: SlicingSituation) -> Slice:
         task, model, parallelism = situation.task, situation.model, situation.parallelism
-        shortest_s = shortest_pass_s(model, task.hist_tokens, parallelism)
-        quantum_s = max(self.quantum * task.slo.ttft_s, self.QUANTUM_PASSES * shortest_s)
-        least_s = self.LEAST_PASSES * shortest_s
         whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-        budget_s, gain_s, step_s = self._budget(situation)
-        needed_s = min(least_s, whole_s)
-        most_wait_s = min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
-        if budget_s < needed_s and situation.now_s - task.arrival_s < most_wait_s:
+        budget_s, gain_s, step_s = self._budget(situation, self.AHEAD_TOKENS)
+        needed_s = min(self.LEAST_PASSES * _shortest_s(situation), whole_s)
+        if budget_s < needed_s and self._may_wait(situation):
             # Never for longer than for a lost round: the gain of a step may be next to nothing, and batches change.
             steps = min(ceil((needed_s - budget_s) / gain_s), self.LOST_TOKENS)
             # Half a step early, because a prefill that is submitted during a step runs after it.
             return Wait((steps - 0.5) * step_s)
-        allowed_s = max(min(budget_s, quantum_s), needed_s)
-        tokens = task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s)
-        return Compute(tokens)
+        allowed_s = max(min(budget_s, self._longest_s(situation)), needed_s)
+        return Compute(task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s))
 
-    def _budget(self, situation: SlicingSituation) -> tuple[float, float, float]:
+    def _beside_step(self, situation: SlicingSituation) -> Slice:
+        task, model, parallelism = situation.task, situation.model, situation.parallelism
+        budget_s, _, step_s = self._budget(situation, 0.0)
+        # The step has read the weights already.
+        budget_s += model.decode_step_s(len(situation.running), 0, parallelism)
+        if budget_s < self.LEAST_BESIDE_PASSES * _shortest_s(situation) and self._may_wait(situation):
+            return Wait(step_s)
+        whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+        return Compute(task.incr_tokens if whole_s <= budget_s else most_tokens(situation, budget_s))
+
+    def _longest_s(self, situation: SlicingSituation) -> float:
+        return max(self.quantum * situation.task.slo.ttft_s, self.QUANTUM_PASSES * _shortest_s(situation))
+
+    def _may_wait(self, situation: SlicingSituation) -> bool:
+        task = situation.task
+        most_wait_s = min(self.MOST_WAIT_TARGETS * task.slo.ttft_s, self.MOST_WAIT_S)
+        return situation.now_s - task.arrival_s < most_wait_s
+
+    def _budget(self, situation: SlicingSituation, ahead_tokens: float) -> tuple[float, float, float]:
         """(seconds that the batch can be paused now, what every step adds, seconds of a step)."""
         running = situation.running
         context_tokens = sum([round_.context_tokens for round_ in running])
         step_s = situation.model.decode_step_s(len(running), context_tokens, situation.parallelism)
-        itl_share, ahead_tokens, lost_tokens = self.ITL_SHARE, self.AHEAD_TOKENS, self.LOST_TOKENS
+        itl_share, lost_tokens = self.ITL_SHARE, self.LOST_TOKENS
         budget_s, gain_s = inf, inf
         task = situation.task
         waited_s = situation.now_s - task.arrival_s
@@ -117,6 +149,10 @@ class SlackSlicing(Policy):
             if spare_s < gain_s:
                 gain_s = spare_s
         return budget_s, gain_s, step_s
+
+
+def _shortest_s(situation: SlicingSituation) -> float:
+    return shortest_pass_s(situation.model, situation.task.hist_tokens, situation.parallelism)
 
 
 def most_tokens(situation: SlicingSituation, seconds: float) -> int:
