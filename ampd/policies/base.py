@@ -192,8 +192,8 @@ class SlicingPolicy(Protocol):
     def slice(self, situation: SlicingSituation) -> Slice:
         """What to compute next, or how long to leave the worker to its decode batch.
 
-        If the policy shares passes, the task is all that the engine has to prefill, as one prefill. An engine reads of
-        a `Wait` only that the next pass is a step of the batch alone.
+        If the policy shares passes, the task is all that the engine has to prefill, as one prefill behind the history
+        of the oldest. An engine reads of a `Wait` only that the next pass is a step of the batch alone.
         """
         ...
 

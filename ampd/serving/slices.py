@@ -111,23 +111,6 @@ class Slices:
             role=self._role(),
         )
 
-    def pass_tokens(self, task: PrefillTask, running: Sequence[RunningRound], now_s: float) -> int:
-        """Tokens that the next pass of an engine which shares passes prefills, beside a step of its batch; 0: none.
-
-        Args:
-            task: all that the engine has to prefill, as one prefill that begins with the history of the first.
-            running: the rounds that decode there.
-        """
-        if not running:
-            return task.incr_tokens
-        chosen = self._policy.slice(self._situation(task, running, now_s))
-        if isinstance(chosen, Wait):
-            return 0
-        if chosen.tokens >= task.incr_tokens:
-            return task.incr_tokens
-        # An engine cuts prefills into full pages.
-        return max(chosen.tokens // self._page_tokens, 1) * self._page_tokens
-
 
 def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:
     """The task with the history that is really held, in full pages; at least one token remains to be computed."""

@@ -7,9 +7,10 @@ between cuts the run after the step in progress.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ampd.types import PrefillTask, RunningRound
+from ampd.serving.pass_sizes import PassSizes
+from ampd.types import RunningRound
 from planner.simulator.compute_spans import ComputeSpans
 from planner.simulator.decode_batch import DecodeBatch
 from planner.simulator.events import EventLoop
@@ -36,8 +37,7 @@ class SimulatedEngine:
         gaps: takes all gaps between tokens.
         spans: records what is computed when; None: it is not recorded.
         reloads: of a worker with a KV store.
-        pass_tokens: how many tokens the next pass prefills beside its step (`ampd.serving.slices.Slices.pass_tokens`);
-            None: the batch pauses.
+        sizes: of passes that are steps of the batch too; None: the batch pauses.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class SimulatedEngine:
         spans: ComputeSpans | None = None,
         reloads: Reloads | None = None,
         *,
-        pass_tokens: Callable[[PrefillTask, Sequence[RunningRound], float], int] | None = None,
+        sizes: PassSizes | None = None,
     ) -> None:
         self._times = times
         self._memory = memory
         memory.on_room = self._room
         self._loop = loop
         self._chunk_tokens = options.chunk_tokens
-        self._ask = None if options.chunk_tokens else pass_tokens
+        self._sizes = None if options.chunk_tokens else sizes
         self._hand_over_pass = options.hand_over_pass
         self._spans = spans
         self._reloads = reloads
@@ -115,8 +115,8 @@ class SimulatedEngine:
         """Begin a pass that prefills, or a step of the batch alone if the slicing wants one first."""
         if not self.batch:
             self._prefill_pass()
-        elif self._ask is not None:
-            parts = self._prefilling.begin_shortest(self._tokens_beside(self._ask))
+        elif self._sizes is not None:
+            parts = self._prefilling.begin_beside(self._tokens_beside(self._sizes))
             if parts:
                 self._mixed_pass(parts, 0.0)
                 self._tell_last_passes()
@@ -134,16 +134,12 @@ class SimulatedEngine:
             if tokens == request.left_tokens and request.on_last_pass is not None:
                 request.on_last_pass()
 
-    def _tokens_beside(self, ask: Callable[[PrefillTask, Sequence[RunningRound], float], int]) -> int:
+    def _tokens_beside(self, sizes: PassSizes) -> int:
         """Tokens of waiting prefills that the next step of the batch takes with it."""
-        begun = [request for request in self._prefilling if request.task is not None]
-        if not begun:
+        oldest, now_s = self._prefilling.oldest, self._loop.now_s
+        if oldest is None:
             return 0
-        task, now_s = begun[0].task, self._loop.now_s
-        assert task is not None
-        first = begun[0]
-        left = task.with_tokens(first.prompt_tokens - first.left_tokens, sum([each.left_tokens for each in begun]))
-        return ask(left, self.running(now_s, task.slo.itl_s), now_s)
+        return sizes.tokens(oldest, self._prefilling.left_tokens, self.running(now_s, oldest.slo.itl_s), now_s)
 
     def _admit(self) -> None:
         waiting, memory = self._waiting, self._memory
@@ -237,7 +233,7 @@ class SimulatedEngine:
         self._note_prefills(start_s)
         if self.batch:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        self._complete(self._prefilling.end(), is_late=self._ask is not None or self._chunk_tokens > 0)
+        self._complete(self._prefilling.end(), is_late=self._sizes is not None or self._chunk_tokens > 0)
 
     # -- decode
 

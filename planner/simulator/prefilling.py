@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
+from ampd.serving.pass_sizes import divided
+from ampd.types import PrefillTask
 from planner.simulator.request import SimulatedRequest
 
 Part = tuple[int, int]
 """(KV that is there before the pass, tokens that the pass computes) of one prefill."""
-
-_LEAST_TOKENS = PAGE_TOKENS
-"""What the oldest prefill gets of each pass, whatever comes before it."""
 
 
 class Prefilling:
@@ -46,39 +44,44 @@ class Prefilling:
 
     def begin(self, most_tokens: int = 0) -> list[Part]:
         """Begin a pass over the oldest prefills, and return its parts. `most_tokens`: of the pass; 0: any number."""
-        return self._begin(self._requests, most_tokens or inf)
+        room = most_tokens or sum([request.left_tokens for request in self._requests])
+        self.in_pass = []
+        for request in self._requests:
+            tokens = min(request.left_tokens, room)
+            self.in_pass.append((request, tokens))
+            room -= tokens
+            if not room:
+                break
+        return self._parts()
 
-    def begin_shortest(self, most_tokens: int) -> list[Part]:
-        """Begin a pass of an engine that is told how many tokens to prefill; no parts: there is nothing to compute.
+    def begin_beside(self, most_tokens: int) -> list[Part]:
+        """Begin a pass that is a step of the batch too; no parts: there is nothing to compute.
 
-        Rounds that were prefilled elsewhere come first, and do not count. Then come prefills that are shorter than the
-        oldest one, as far as they fit whole beside a page of it (SGLang's schedule `shortest-prefill-first`).
+        Args:
+            most_tokens: of the pass. Rounds that were prefilled elsewhere come first, and do not count.
         """
         handed_over = [request for request in self._requests if request.is_handed_over]
         others = [request for request in self._requests if not request.is_handed_over]
-        if others:
-            oldest = others[0]
-            room = most_tokens - min(oldest.left_tokens, _LEAST_TOKENS)
-            before = []
-            for request in sorted(others[1:], key=lambda each: each.left_tokens):
-                room -= request.left_tokens
-                if room < 0 or request.left_tokens >= oldest.left_tokens:
-                    break
-                before.append(request)
-            others = [*before, *(request for request in others if request not in before)]
-        return self._begin([*handed_over, *others], most_tokens + sum(request.left_tokens for request in handed_over))
+        lefts = [request.left_tokens for request in others]
+        self.in_pass = [(request, request.left_tokens) for request in handed_over]
+        self.in_pass += [(others[index], tokens) for index, tokens in divided(lefts, most_tokens, PAGE_TOKENS)]
+        return self._parts()
 
-    def _begin(self, requests: list[SimulatedRequest], room: float) -> list[Part]:
-        self.in_pass = []
-        parts = []
-        for request in requests:
-            if room <= 0:
-                break
-            tokens = int(min(request.left_tokens, room))
-            parts.append((request.prompt_tokens - request.left_tokens, tokens))
-            self.in_pass.append((request, tokens))
-            room -= tokens
-        return parts
+    def _parts(self) -> list[Part]:
+        return [(request.prompt_tokens - request.left_tokens, tokens) for request, tokens in self.in_pass]
+
+    @property
+    def oldest(self) -> PrefillTask | None:
+        """What is left of the oldest prefill that was not done elsewhere; None: there is none."""
+        for request in self._requests:
+            if request.task is not None:
+                return request.task.with_tokens(request.prompt_tokens - request.left_tokens, request.left_tokens)
+        return None
+
+    @property
+    def left_tokens(self) -> int:
+        """Of all prefills that were not done elsewhere."""
+        return sum([request.left_tokens for request in self._requests if request.task is not None])
 
     def take_reload_s(self) -> float:
         """Time of the reloads of the pass. A prefill's KV is reloaded in its first pass."""

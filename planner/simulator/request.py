@@ -17,7 +17,7 @@ class SimulatedRequest:
         first_token_s: time of the round's first token, here or elsewhere; below 0: there is none yet.
         read_tokens: KV behind the cached tokens that was read from a peer and is not on the device yet.
         on_first, on_done: called with the request and the time after its first token here, and after its last.
-        on_last_pass: called when the last pass of its prefill begins beside a step of the batch; None: nothing is called.
+        on_last_pass: called when its last pass beside a step of the batch begins; None: nothing is called.
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
         decode_share: how the decode batch makes a step while this is computed, as in `ampd.policies.base.Compute`.

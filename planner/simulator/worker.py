@@ -7,6 +7,7 @@ from collections.abc import Callable
 from math import inf, nextafter
 
 from ampd.serving.kv_eviction import NextRounds
+from ampd.serving.pass_sizes import PassSizes
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.serving.slices import Slices
 from ampd.telemetry.sliding_window import SlidingWindow
@@ -58,10 +59,9 @@ class SimulatedWorker:
             self.reloads = Reloads(cached, world.model, world.belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] | None = None
-        self.slices = Slices(
-            world.policies.slicing, world.belief, parallelism, options.page_size_tokens, lambda: self.role
-        )
-        shares_passes = world.policies.slicing.shares_passes and not options.chunk_tokens
+        slicing = world.policies.slicing
+        self.slices = Slices(slicing, world.belief, parallelism, options.page_size_tokens, lambda: self.role)
+        sizes = PassSizes(slicing, world.belief, parallelism, options.page_size_tokens)
         self.engine = SimulatedEngine(
             EngineTimes(world.model, parallelism),
             self.memory,
@@ -70,7 +70,7 @@ class SimulatedWorker:
             world.gaps,
             None if world.spans is None else ComputeSpans(worker_id, world.spans),
             self.reloads,
-            pass_tokens=self.slices.pass_tokens if shares_passes else None,
+            sizes=sizes if slicing.shares_passes else None,
         )
         self.queue = PrefillQueue(
             world.policies.ordering,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from ampd.types import Parallelism
+from ampd.types import Parallelism, PrefillTask
 from ampd.wire import ENGINE_DIED, with_engine_start
 from workers.kv.exchange import KvExchange
 
@@ -35,6 +35,21 @@ class EngineInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PassShare:
+    """What an engine that shares passes knows of a request, for the sizes of its passes (`ampd.serving.pass_sizes`).
+
+    Attributes:
+        task: what is left of its prefill, with its targets.
+        first_s: when its first token came elsewhere, on the clock of the task; None: its first token comes here.
+        on_last_pass: called when the engine begins the last pass of its prefill beside a step of its batch.
+    """
+
+    task: PrefillTask
+    first_s: float | None = None
+    on_last_pass: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One call of the engine.
 
@@ -48,6 +63,7 @@ class EngineRequest:
         tenant: see `ampd.tenant`; the engine uses no KV of others.
         ttft_slo_s: the round's TTFT target, which tells how much of an idle session's KV may go; None: unknown.
         is_copy: another worker owns the session, so that its KV here gives way to that of this worker's sessions.
+        share: for an engine that shares passes; None: it decides as it does without a policy.
     """
 
     rid: str
@@ -59,6 +75,7 @@ class EngineRequest:
     tenant: str = ""
     ttft_slo_s: float | None = None
     is_copy: bool = False
+    share: PassShare | None = None
 
     @property
     def choices(self) -> int:
