@@ -89,6 +89,15 @@ class QueuePlace:
             await self._chosen(self._queue.now_s())
             await self.slot()
 
+    def ending(self) -> None:
+        """The engine has begun the last pass of this prefill: another one may be picked."""
+        self._queue.ending(self._entry)
+
+    @property
+    def task(self) -> PrefillTask:
+        """What is left of its prefill."""
+        return self._entry.task
+
     @property
     def pass_tasks(self) -> list[PrefillTask]:
         """The tasks of all prefills of its pass, itself included; known from `picked` on."""

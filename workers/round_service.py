@@ -19,7 +19,7 @@ from ampd.unique_id import unique_id
 from ampd.vocabulary import unknown_token
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.context_keys import ContextKeys
-from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest
+from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, PassShare
 from workers.kv_reads import KvReads
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
@@ -83,7 +83,8 @@ class RoundService:
                     expected_tokens = progress.task.hist_tokens or progress.prompt.tokens
                     await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
                     await self._run_slices(place, progress, request, is_copy=True)
-                    chunk = await self._first_token(request, progress)
+                    share = PassShare(place.task, on_last_pass=place.ending)
+                    chunk = await self._first_token(request, progress, share)
                     self._events.first_token(progress)
             # The client waits for this token. What is stored after it is published, and the other's read waits for it.
             yield await self._with_report(chunk, progress, waits=False)
@@ -123,7 +124,8 @@ class RoundService:
             await self._picked(place, progress)
             await self._fetch(progress, holder, request.get("history_tp"), "history", progress.task.hist_tokens)
             await self._run_slices(place, progress, request)
-            async with aclosing(self._stream(request, progress, place)) as chunks:
+            share = PassShare(place.task, on_last_pass=place.ending)
+            async with aclosing(self._stream(request, progress, place, share)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -139,14 +141,17 @@ class RoundService:
         progress.handed_over_s = progress.arrived_s
         if _max_tokens(request) != 0:
             self._events.handed_over(progress)
-        async with aclosing(self._stream(request, progress, None)) as chunks:
+        share = PassShare(progress.task, progress.arrived_s)
+        async with aclosing(self._stream(request, progress, None, share)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _stream(self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None) -> Chunks:
+    async def _stream(
+        self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None, share: PassShare
+    ) -> Chunks:
         """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
         last: Chunk | None = None
-        async with aclosing(self._outputs(request, progress, _max_tokens(request))) as outputs:
+        async with aclosing(self._outputs(request, progress, _max_tokens(request), share)) as outputs:
             async for output in outputs:
                 if place:
                     if _max_tokens(request) != 0:
@@ -167,10 +172,10 @@ class RoundService:
             self._events.decoded(last, progress)
             yield await self._with_report(last, progress)
 
-    async def _first_token(self, request: PrefillRequest, progress: RoundProgress) -> Chunk:
+    async def _first_token(self, request: PrefillRequest, progress: RoundProgress, share: PassShare) -> Chunk:
         """Prefill and sample one token."""
         whole = EngineOutput([])
-        async with aclosing(self._outputs(request, progress, 1, is_copy=True)) as outputs:
+        async with aclosing(self._outputs(request, progress, 1, share, is_copy=True)) as outputs:
             async for output in outputs:
                 _append(whole, output)
         progress.set_tiers(whole)
@@ -271,6 +276,7 @@ class RoundService:
         request: PrefillRequest | GenerateRequest,
         progress: RoundProgress,
         max_new_tokens: int | None,
+        share: PassShare,
         *,
         is_copy: bool = False,
     ) -> AsyncGenerator[EngineOutput, None]:
@@ -284,6 +290,7 @@ class RoundService:
             tenant=tenant_of(request["request"]),
             ttft_slo_s=progress.task.slo.ttft_s,
             is_copy=is_copy,
+            share=share,
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))

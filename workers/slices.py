@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, Wait
-from ampd.serving.slices import LookUp, Rest, Slices, SliceStep, left_after, with_held
+from ampd.serving.slices import LookUp, Rest, Slices, SliceStep, left_after, left_before, with_held
 from ampd.tenant import tenant_of
 from ampd.types import PrefillTask
 from ampd.unique_id import unique_id
-from workers.engines.base import Engine, EngineOutput, EngineRequest
+from workers.engines.base import Engine, EngineOutput, EngineRequest, PassShare
 from workers.prefill_queue import QueuePlace
 from workers.role import WorkerRole
 from workers.running_rounds import RunningRounds
@@ -101,6 +101,7 @@ class Slicer:
                     known_keys=page_keys,
                     tenant=tenant_of(request),
                     is_copy=is_copy,
+                    share=PassShare(left_before(place.task, step.end_tokens), on_last_pass=place.ending),
                 )
                 output = await self._compute(call)
                 sliced.first = sliced.first or output

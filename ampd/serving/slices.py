@@ -117,6 +117,11 @@ def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillT
     return left_after(task, reusable_tokens(task.context_tokens, held_tokens, page_tokens))
 
 
+def left_before(task: PrefillTask, end_tokens: int) -> PrefillTask:
+    """What is left of a prefill up to its first `end_tokens`."""
+    return task.with_tokens(task.hist_tokens, end_tokens - task.hist_tokens)
+
+
 def left_after(task: PrefillTask, end_tokens: int) -> PrefillTask:
     """What is left of a prefill whose first `end_tokens` are computed."""
     return task.with_tokens(end_tokens, task.context_tokens - end_tokens)

@@ -8,7 +8,7 @@ from functools import partial
 from ampd.policies.base import Wait
 from ampd.serving.kv_tiers import history_tokens, reusable_tokens
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
-from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, with_held
+from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, left_before, with_held
 from ampd.types import PrefillTask
 from planner.simulator.request import SimulatedRequest
 from planner.simulator.rounds import ActiveRound
@@ -130,13 +130,13 @@ class Prefills:
         request = SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, read_tokens)
         request.history_tokens = self._uncounted_history(round_)
         request.decode_share = step.decode_share
-        self._note_turn(request, round_)
+        self._note_turn(request, round_, left_before(round_.task, end_tokens))
         worker.engine.submit(request)
 
-    def _note_turn(self, request: SimulatedRequest, round_: ActiveRound) -> None:
+    def _note_turn(self, request: SimulatedRequest, round_: ActiveRound, task: PrefillTask) -> None:
         """What an engine that shares passes needs to know, and tells."""
         assert round_.entry is not None
-        request.task = round_.task
+        request.task = task
         request.on_last_pass = partial(round_.prefill.queue.ending, round_.entry)
 
     def _uncounted_history(self, round_: ActiveRound) -> int:
@@ -156,7 +156,7 @@ class Prefills:
         requests = [self._request(round_) for round_ in members]
         for request, round_ in zip(requests, members, strict=True):
             request.decode_share = decode_share
-            self._note_turn(request, round_)
+            self._note_turn(request, round_, round_.task)
         worker.engine.submit(*requests)
         for round_ in members:
             worker.memory.unprotect(round_.record.session_id)

@@ -73,7 +73,7 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> E
         from workers.engines.modelled_factory import create_modelled
 
         assert model is not None
-        return create_modelled(settings, model, shares_passes=_shares_passes(settings))
+        return create_modelled(settings, model, SLICING.create_named(settings.slicing))
     from workers.engines.sglang import SglangEngine, SglangSettings
 
     if not isinstance(settings, SglangSettings):

@@ -12,9 +12,10 @@ from hashlib import sha256
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
-from ampd.policies.passes import mixed_pass_s
+from ampd.policies.passes import joined_tokens, mixed_pass_s
 from ampd.serving.kv_eviction import NextRounds
-from ampd.serving.kv_tiers import Found, Tiers, reloading_pays, reusable_tokens, tiers_of
+from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
+from ampd.serving.pass_sizes import PassSizes, divided
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, OutputLimits
@@ -30,10 +31,10 @@ log = logging.getLogger(__name__)
 class ModelledEngine:
     """One modelled replica: a single time line on which prefills and decode steps follow each other.
 
-    A waiting prefill runs before the next decode step. It pauses the batch, or shares its pass with a step. A request
-    whose missing prompt is at most a page (a round that was prefilled elsewhere) joins the batch directly: the next
-    step computes its tail. A request that is submitted in answer to a prefill comes after the next decode step, because
-    the time line does not wait for it.
+    A waiting prefill runs before the next decode step, and pauses the batch. With `sizes` prefills share their passes
+    with steps instead, in as many passes as `sizes` says. A request whose missing prompt is at most a page (a round
+    that was prefilled elsewhere) joins the batch directly: the next step computes its tail. A request that is submitted
+    in answer to a prefill comes after the next decode step, because the time line does not wait for it.
 
     Running requests take device memory, which also keeps what was computed last while there is room. The store keeps
     the KV of sessions. KV that is in the store but not on the device is reloaded while the prefill computes.
@@ -45,7 +46,7 @@ class ModelledEngine:
         planner: of outputs that are not made up; None: all are, and grammars are ignored.
 
     Attributes:
-        time_line: on which passes follow each other. Whether prefills share them is set before the start.
+        sizes: of the passes that prefills share with steps of the batch. None: they pause it. Set before the start.
     """
 
     def __init__(
@@ -88,10 +89,11 @@ class ModelledEngine:
         self._alive: set[ActiveRequest] = set()
         self._waiting: deque[ActiveRequest] = deque()
         self._running: list[ActiveRequest] = []
-        self._prefilling: ActiveRequest | None = None
+        self._prefilling: list[ActiveRequest] = []
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
-        self.time_line = TimeLine()
+        self._time_line = TimeLine()
+        self.sizes: PassSizes | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -121,7 +123,7 @@ class ModelledEngine:
         return await asyncio.shield(self._lost)
 
     def load(self) -> EngineLoad:
-        requests = [*self._running, *([self._prefilling] if self._prefilling else [])]
+        requests = [*self._running, *self._prefilling]
         size, context_tokens = _size(self._running)
         return EngineLoad(
             running_requests=size,
@@ -159,7 +161,7 @@ class ModelledEngine:
         self._kv.begin(request.rid, request.session_id, active.keys, is_copy=request.is_copy)
         self._alive.add(active)
         self._waiting.append(active)
-        self.time_line.wake()
+        self._time_line.wake()
         return active
 
     def _leave(self, active: ActiveRequest) -> None:
@@ -172,8 +174,10 @@ class ModelledEngine:
             self._waiting.remove(active)
         if active in self._running:
             self._running.remove(active)
+        if self.sizes is not None and active in self._prefilling:
+            self._prefilling.remove(active)
         self._settle(active)
-        self.time_line.wake()
+        self._time_line.wake()
 
     def _settle(self, active: ActiveRequest) -> None:
         """Store the context as far as it was computed and let the session go, once."""
@@ -186,6 +190,8 @@ class ModelledEngine:
             context = request.token_ids + active.choices[0].tokens[:-1]
             keys = page_keys(context, self._info.page_size_tokens, keys, tenant=request.tenant)
             self._computed(active, keys)
+        elif active.passed_tokens:
+            self._computed(active, keys[: active.part[0] // self._info.page_size_tokens])
         self._device.leave(keys[: active.device_pages])
         self._kv.end(request.rid, request.session_id, keys)
 
@@ -199,14 +205,16 @@ class ModelledEngine:
 
     async def _run(self) -> None:
         while True:
-            if not (self._waiting or self._running):
-                await self.time_line.pause()
+            if not (self._waiting or self._running or self._prefilling):
+                await self._time_line.pause()
+            elif self.sizes is not None:
+                await self._shared_pass(self.sizes)
             elif (active := self._admit()) is not None:
                 await self._start(active)
             elif self._running:
                 await self._decode_step()
             else:
-                await self.time_line.pause()
+                await self._time_line.pause()
 
     def _admit(self) -> ActiveRequest | None:
         """The next request, if the device has room for it."""
@@ -223,8 +231,9 @@ class ModelledEngine:
         device_tokens = active.tiers.device_tokens
         on_device = active.keys[: device_tokens // page_size]
         needed = min(active.reserved_tokens, self._info.kv_capacity_tokens - device_tokens)
-        reserved = needed + sum(running.reserved_tokens for running in self._running)
-        if not self._device.admit(on_device, reserved, anyway=not self._running):
+        here = [*self._running, *self._prefilling]
+        reserved = needed + sum(request.reserved_tokens for request in here)
+        if not self._device.admit(on_device, reserved, anyway=not here):
             return None
         active.device_pages = len(on_device)
         self._waiting.remove(active)
@@ -233,7 +242,7 @@ class ModelledEngine:
     def _oldest(self) -> ActiveRequest:
         """The request whose turn it is. Those that lack a page at most join the batch before a pass that it shares."""
         waiting, page_size = self._waiting, self._info.page_size_tokens
-        if self.time_line.shares_passes and self._running:
+        if self.sizes is not None and self._running:
             for active in waiting:
                 found = self._found(active.keys)
                 missing = active.prompt_tokens - max(found.device_tokens, found.store_tokens)
@@ -247,31 +256,34 @@ class ModelledEngine:
         return Found(self._device.match(keys) * page_size, self._kv.directory.match(keys) * page_size)
 
     async def _start(self, active: ActiveRequest) -> None:
-        tiers = active.tiers
-        missing = tiers.computed_tokens
-        # A request without output has no step to join. Less than a page is missing where a prompt was taken over.
-        is_slice = missing == self._info.page_size_tokens and not active.limits.max_new_tokens
-        is_prefill = missing > self._info.page_size_tokens or is_slice
-        active.reload_s = self._reload_s(tiers.reloaded_tokens)
+        is_prefill = self._is_prefill(active)
+        active.reload_s = self._reload_s(active.tiers.reloaded_tokens)
         if is_prefill or active.reload_s:
-            beside = list(self._running) if self.time_line.shares_passes and is_prefill else []
-            computed_s = self._pass_s(tiers, beside) if is_prefill else 0.0
-            self._prefilling = active
+            computed_s = self._model.prefill_s(*active.part, self._info.parallelism) if is_prefill else 0.0
+            self._prefilling = [active]
             try:
                 # The reload and the computation overlap layer by layer.
-                await self.time_line.work(max(active.reload_s, computed_s), active.aborted)
+                await self._time_line.work(max(active.reload_s, computed_s), active.aborted)
             finally:
-                self._prefilling = None
+                self._prefilling = []
             if active.aborted.is_set():
                 return
-            self._end_step(beside)
-        if is_prefill:
+        self._begin_output(active, is_prefill=is_prefill)
+
+    def _is_prefill(self, active: ActiveRequest) -> bool:
+        """False for a request that joins the batch, because less than a page is missing: its prompt was taken over."""
+        missing, page_size = active.tiers.computed_tokens, self._info.page_size_tokens
+        # A request without output has no step to join.
+        return missing > page_size or (missing == page_size and not active.limits.max_new_tokens)
+
+    def _begin_output(self, active: ActiveRequest, *, is_prefill: bool) -> None:
+        """What the request computes before its decode steps is done. A prefill brings its first tokens."""
+        if is_prefill or not active.limits.max_new_tokens:
             self._prefilled(active)
-            if active.limits.max_new_tokens:
-                for choice in active.choices:
-                    active.advance(choice, self._source)
-        elif not active.limits.max_new_tokens:
-            self._prefilled(active)
+        if is_prefill and active.limits.max_new_tokens:
+            active.first_s = self._time_line.now_s()
+            for choice in active.choices:
+                active.advance(choice, self._source)
         if not active.limits.max_new_tokens:
             active.close_empty()
         if active.finished:
@@ -279,12 +291,67 @@ class ModelledEngine:
         else:
             self._running.append(active)
 
-    def _pass_s(self, tiers: Tiers, beside: list[ActiveRequest]) -> float:
-        """Time of a prefill, which is also a step of the requests beside it."""
-        part, parallelism = (tiers.reused_tokens, tiers.computed_tokens), self._info.parallelism
+    # -- passes that are a step of the batch too
+
+    async def _shared_pass(self, sizes: PassSizes) -> None:
+        """The next pass: prefills, a step of the batch, or both."""
+        while (admitted := self._admit()) is not None:
+            admitted.reload_s = self._reload_s(admitted.tiers.reloaded_tokens)
+            if self._is_prefill(admitted):
+                self._prefilling.append(admitted)
+                continue
+            if admitted.reload_s:
+                await self._time_line.work(admitted.reload_s)
+            if not admitted.aborted.is_set():
+                self._begin_output(admitted, is_prefill=False)
+        parts = self._parts(sizes)
+        if parts:
+            await self._compute(parts)
+        elif self._running:
+            await self._decode_step()
+        else:
+            await self._time_line.pause()
+
+    def _parts(self, sizes: PassSizes) -> list[tuple[ActiveRequest, int]]:
+        """What the next pass prefills: (request, tokens)."""
+        prefilling, now_s = self._prefilling, self._time_line.now_s()
+        left = [active.left_tokens for active in prefilling]
+        most_tokens = sum(left)
+        running = [each for active in self._running if (each := active.running_round(now_s)) is not None]
+        share = next((active.request.share for active in prefilling if active.request.share), None)
+        if running and share is not None:
+            most_tokens = sizes.tokens(share.task.with_tokens(*prefilling[0].part), most_tokens, running, now_s)
+        return [
+            (prefilling[index], tokens) for index, tokens in divided(left, most_tokens, self._info.page_size_tokens)
+        ]
+
+    async def _compute(self, parts: list[tuple[ActiveRequest, int]]) -> None:
+        """A pass over parts of prefills, which is a step of the batch too."""
+        beside = list(self._running)
+        if beside:
+            _tell_last_passes(parts)
+        sizes = [(active.part[0], tokens) for active, tokens in parts]
+        computed_s = self._pass_s(sizes, beside)
+        reload_s = sum(active.reload_s for active, _ in parts if not active.passed_tokens)
+        only = parts[0][0].aborted if len(parts) == 1 and not beside else None
+        await self._time_line.work(max(reload_s, computed_s), only)
+        self._end_step(beside)
+        for active, tokens in parts:
+            if active.aborted.is_set():
+                continue
+            active.passed_tokens += tokens
+            if not active.left_tokens:
+                self._prefilling.remove(active)
+                self._begin_output(active, is_prefill=True)
+
+    def _pass_s(self, parts: list[tuple[int, int]], beside: list[ActiveRequest]) -> float:
+        """Time of a pass over (history, increment) parts and a step of the requests beside them, if there are any."""
+        parallelism = self._info.parallelism
         if not beside:
-            return self._model.prefill_s(*part, parallelism)
-        return mixed_pass_s(self._model, [part], *_size(beside), parallelism)
+            return self._model.prefill_s(*joined_tokens(parts), parallelism)
+        return mixed_pass_s(self._model, parts, *_size(beside), parallelism)
+
+    # -- times
 
     def _reload_s(self, tokens: int) -> float:
         """Time to copy KV from the store; 0 with a profile that was made before profiles had these times."""
@@ -300,7 +367,7 @@ class ModelledEngine:
 
     async def _decode_step(self) -> None:
         batch = list(self._running)
-        await self.time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
+        await self._time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
         self._end_step(batch)
 
     def _end_step(self, batch: list[ActiveRequest]) -> None:
@@ -335,6 +402,15 @@ class ModelledEngine:
 def _size(batch: list[ActiveRequest]) -> tuple[int, int]:
     """How many choices decode, and how many tokens of KV one step of them reads."""
     return sum(len(active.decoding) for active in batch), sum(active.context_tokens for active in batch)
+
+
+def _tell_last_passes(parts: list[tuple[ActiveRequest, int]]) -> None:
+    """Tell the worker which prefills end with the pass that begins, after it has heard of those that have ended."""
+    loop = asyncio.get_running_loop()
+    for active, tokens in parts:
+        share = active.request.share
+        if tokens == active.left_tokens and share is not None and share.on_last_pass is not None:
+            loop.call_soon(share.on_last_pass)
 
 
 @cache  # once per reason

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
+from ampd.policies.base import SlicingPolicy
+from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_settings import ModelledSettings
@@ -15,10 +17,11 @@ from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 
 
-def create_modelled(
-    settings: WorkerSettings, model: PerformanceModel, *, shares_passes: bool = False
-) -> ModelledEngine:
+def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: SlicingPolicy) -> ModelledEngine:
     """A modelled engine for `settings`, which must be those of `settings_model("modelled")`.
+
+    Args:
+        slicing: says whether prefills share passes with the batch, and how.
 
     Raises:
         UserError: the model folder or the scripted replies cannot be used.
@@ -38,5 +41,6 @@ def create_modelled(
         settings.eos_every_tokens,
         OutputPlanner(settings.model, facts.eos_token_ids, replies),
     )
-    engine.time_line.shares_passes = shares_passes
+    if slicing.shares_passes:
+        engine.sizes = PassSizes(slicing, model, Parallelism(tp=settings.tp), settings.page_size)
     return engine

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.serving.kv_tiers import Tiers
+from ampd.types import RunningRound
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, output_room
 from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
 from workers.engines.planned_output import PlannedOutput
@@ -68,6 +69,8 @@ class ActiveRequest:
         plan: the output that is not made up; None: all of it is.
         tiers: where the KV of the prompt was at admission. reload_s: how long the part from the store took.
         device_pages: pages of its context that it uses on the device.
+        passed_tokens: of the missing part of its prompt, those of passes that have ended.
+        first_s: when its first token came, here or elsewhere; None: it has not come.
         prefilled: its prompt's KV is there. settled: its pages were handed to its session.
         aborted: its caller has gone.
     """
@@ -82,6 +85,8 @@ class ActiveRequest:
         self.tiers = Tiers(0, 0, 0, self.prompt_tokens)
         self.reload_s = 0.0
         self.device_pages = 0
+        self.passed_tokens = 0
+        self.first_s: float | None = request.share.first_s if request.share else None
         self.prefilled = False
         self.settled = False
         self.aborted = asyncio.Event()
@@ -105,6 +110,29 @@ class ActiveRequest:
     def context_tokens(self) -> int:
         """KV that the choices still decoding read in one step."""
         return sum(self.prompt_tokens + len(choice.tokens) for choice in self.choices if not choice.finished)
+
+    @property
+    def left_tokens(self) -> int:
+        """The missing part of its prompt that no pass has computed yet."""
+        return self.tiers.computed_tokens - self.passed_tokens
+
+    @property
+    def part(self) -> tuple[int, int]:
+        """(KV that is there, tokens that are left) of its prompt."""
+        return self.prompt_tokens - self.left_tokens, self.left_tokens
+
+    def running_round(self, now_s: float) -> RunningRound | None:
+        """The request as a round that decodes; None: it does not, or no target of it is known."""
+        share = self.request.share
+        if share is None or self.first_s is None:
+            return None
+        tokens = max(len(choice.tokens) for choice in self.choices)
+        return RunningRound(
+            tokens + (share.first_s is not None),
+            now_s - self.first_s,
+            share.task.slo.itl_s,
+            self.prompt_tokens + tokens,
+        )
 
     @property
     def private_tokens(self) -> int:

@@ -10,16 +10,15 @@ _MAX_LAG_S = 0.1
 
 
 class TimeLine:
-    """Sleeps for modelled times. Sleeps aim at points of one time line, so that late wake-ups do not add up.
-
-    Attributes:
-        shares_passes: a prefill and a step of the batch take one pass on it, as in `SlicingPolicy`.
-    """
+    """Sleeps for modelled times. Sleeps aim at points of one time line, so that late wake-ups do not add up."""
 
     def __init__(self) -> None:
-        self.shares_passes = False
         self._end_s = 0.0
         self._wake = asyncio.Event()
+
+    def now_s(self) -> float:
+        """The present time, on the clock of the worker."""
+        return time.monotonic()
 
     def wake(self) -> None:
         """There may be work again: end a pause."""

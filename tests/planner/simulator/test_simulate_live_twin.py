@@ -20,6 +20,7 @@ from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, 
 from ampd.policies.ordering.on_time import OnTimeOrdering
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
+from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, Role
 from ampd.wire import GenerateRequest, PrefillRequest
 from planner.simulator.options import SimulationOptions
@@ -72,7 +73,8 @@ class LiveWorkers:
                 CAPACITY_TOKENS,
                 CAPACITY_TOKENS,
             )
-            engine.time_line.shares_passes = slicing.shares_passes
+            if slicing.shares_passes:
+                engine.sizes = PassSizes(slicing, MODEL, Parallelism(), engine.info.page_size_tokens)
             parts = WorkerParts(
                 name,
                 WorkerSettings(
