@@ -30,6 +30,9 @@ class Script:
         self.running.append(tuple(situation.running))
         return next(self.answers, Compute(ENOUGH))
 
+    def turn(self, situation: SlicingSituation) -> int:
+        return situation.task.incr_tokens
+
 
 @dataclass
 class Switched:
@@ -41,6 +44,9 @@ class Switched:
 
     def slice(self, situation: SlicingSituation) -> Slice:
         return cast(Slice, self.now.slice(situation))
+
+    def turn(self, situation: SlicingSituation) -> int:
+        return cast(int, self.now.turn(situation))
 
     def pick(self, situation: OrderingSituation) -> Pick:
         return cast(Pick, self.now.pick(situation))

@@ -169,6 +169,44 @@ def test_an_owner_that_makes_its_mate_leave_at_its_turn() -> None:
     assert bench.at(Stage.COMPUTING) == ["last"]
 
 
+# -- the last pass of a prefill
+
+
+def test_the_next_prefill_is_picked_when_the_last_pass_of_the_first_begins() -> None:
+    bench = Bench(Scripted(Run(0)))
+    bench.enter("first", "second", "third")
+    bench.queue.ending(bench.entries["first"])
+    assert bench.at(Stage.COMPUTING) == ["first", "second"]
+    bench.queue.ending(bench.entries["first"])
+    assert bench.at(Stage.COMPUTING) == ["first", "second"], "once is enough"
+    bench.leave("first")
+    assert bench.at(Stage.WAITING) == ["third"], "its slot was free before"
+
+
+def test_a_pass_of_several_is_ending_with_its_last_member() -> None:
+    bench = Bench(Scripted(Run(0), together(2), Run(0)))
+    bench.enter("first", "a", "b", "next")
+    bench.leave("first")
+    bench.queue.ending(bench.entries["a"])
+    assert bench.at(Stage.WAITING) == ["next"]
+    bench.leave("a")
+    assert bench.at(Stage.WAITING) == ["next"], "b is not ending"
+    bench.queue.ending(bench.entries["b"])
+    assert bench.at(Stage.COMPUTING) == ["b", "next"]
+
+
+def test_a_part_that_was_ending_needs_a_slot_again() -> None:
+    bench = Bench(Scripted(Run(0), Run(0), Wait(5.0)))
+    bench.enter("first", "second")
+    first = bench.entries["first"]
+    bench.queue.ending(first)
+    bench.queue.again(first, replace(first.task, hist_tokens=10))
+    assert bench.at(Stage.COMPUTING) == ["second"]
+    assert bench.at(Stage.WAITING) == ["first"]
+    bench.queue.ending(first)
+    assert bench.at(Stage.WAITING) == ["first"], "it computes nothing"
+
+
 # -- all at once, by dice
 
 
@@ -210,7 +248,19 @@ def check_work(bench: Bench) -> None:
     seed=st.integers(0, 2**32),
     actions=st.lists(
         st.sampled_from(
-            ["enter", "enter", "enter-fetching", "enter-fetching", "read", "leave", "ring", "move", "correct", "again"]
+            [
+                "enter",
+                "enter",
+                "enter-fetching",
+                "enter-fetching",
+                "read",
+                "leave",
+                "ring",
+                "move",
+                "correct",
+                "again",
+                "ending",
+            ]
         ),
         max_size=80,
     ),
@@ -227,11 +277,12 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(seed: int
         computing = passes(bench, Stage.COMPUTING)
         ahead = passes(bench, Stage.FETCHING, Stage.READY)
         assert not computing & ahead, "a pass starts as a whole"
-        assert len(computing) <= CONCURRENCY
-        assert len(computing) + len(ahead) <= CONCURRENCY + PREFETCH
+        slots = sum(picked is not None and picked.has_slot for picked in computing)
+        assert slots <= CONCURRENCY
+        assert slots + len(ahead) <= CONCURRENCY + PREFETCH
         assert len(bench.clock.pending()) <= 1
         check_work(bench)
-        free = CONCURRENCY - len(computing) - len(ahead)
+        free = CONCURRENCY - slots - len(ahead)
         if bench.at(Stage.WAITING) and free > 0:
             # Nobody is forgotten: there is a timer, and it is no later than the policy said.
             assert policy.wait_until_s is not None
@@ -246,6 +297,8 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(seed: int
             bench.queue.fetched(bench.entries[rng.choice(alive)])
         elif action == "leave" and alive:
             bench.leave(rng.choice(alive))
+        elif action == "ending" and alive:
+            bench.queue.ending(bench.entries[rng.choice(alive)])
         elif action in ("correct", "again") and alive:
             change = bench.queue.correct if action == "correct" else bench.queue.again
             changed.append((rng.choice(alive), action))

@@ -30,6 +30,10 @@ class Fixed:
         self.situation = situation
         return self.answer
 
+    def turn(self, situation: SlicingSituation) -> int:
+        self.situation = situation
+        return 100
+
 
 def task(hist_tokens: int, incr_tokens: int, name: str = "t") -> PrefillTask:
     return PrefillTask(name, name, hist_tokens, incr_tokens, 0.0, Slo(1.0, 0.1), postponements=3)
@@ -67,6 +71,14 @@ def test_a_prefill_that_is_not_computed_at_once_needs_the_history_that_is_really
 @pytest.mark.parametrize("tokens", [680, 681, 100_000])
 def test_all_that_is_left_is_the_rest(tokens: int) -> None:
     assert step(Compute(tokens), task(320, 680)) == Rest()
+
+
+def test_an_engine_that_shares_passes_gets_prefills_turn_by_turn() -> None:
+    policy = Fixed(Wait(9.0), shares_passes=True)
+    slices = Slices(policy, MODEL, Parallelism(), PAGE, lambda: Role.DECODE)
+    assert slices.next([task(320, 680)], BATCH, 1.0, is_exact=True) == ComputeTo(416), "the engine waits, if it has to"
+    assert slices.next([task(320, 680)], BATCH, 1.0, is_exact=False) == LookUp()
+    assert slices.next([task(320, 100)], BATCH, 1.0, is_exact=True) == Rest()
 
 
 def test_a_slice_whose_last_page_reaches_the_end_is_the_rest() -> None:

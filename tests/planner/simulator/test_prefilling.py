@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.simulator.prefilling import Prefilling
+from ampd.types import PrefillTask
+from planner.simulator.prefilling import Part, Prefilling
 from planner.simulator.request import SimulatedRequest
+
+from .lab import SLO
+
+PROMPTS = st.lists(st.tuples(st.integers(1, 300), st.integers(0, 350)), min_size=1, max_size=6)
+
+
+def requests(prompts: Sequence[tuple[int, int]]) -> list[SimulatedRequest]:
+    """Requests of (tokens, cached tokens) each."""
+    made = []
+    for number, (tokens, cached) in enumerate(prompts):
+        request = SimulatedRequest(f"s{number}", tokens, min(cached, tokens), 1, None, lambda *_: None)
+        request.task = PrefillTask(f"s{number}/0", f"s{number}", 0, tokens, 0.0, SLO)
+        made.append(request)
+    return made
+
+
+def handed_over(name: str, missing_tokens: int) -> SimulatedRequest:
+    return SimulatedRequest(name, 100, 100 - missing_tokens, 5, None, lambda *_: None, token_s=0.0)
 
 
 @settings(max_examples=30)
-@given(
-    st.lists(st.tuples(st.integers(1, 300), st.integers(0, 350)), min_size=1, max_size=6),
-    st.sampled_from([0, 1, 7, 64]),
-    st.integers(1, 3),
-)
+@given(PROMPTS, st.sampled_from([0, 1, 7, 64]), st.integers(1, 3))
 def test_passes_compute_each_token_once_and_in_order(
     prompts: list[tuple[int, int]], chunk_tokens: int, at_once: int
 ) -> None:
-    prefilling = Prefilling(chunk_tokens)
-    coming = [
-        SimulatedRequest(f"s{number}", tokens, min(cached, tokens), 1, None, lambda *_: None)
-        for number, (tokens, cached) in enumerate(prompts)
-    ]
+    prefilling, coming = Prefilling(), requests(prompts)
     reached = {each: each.behind_tokens for each in coming}
     finished = []
     waiting = list(coming)
@@ -30,14 +43,61 @@ def test_passes_compute_each_token_once_and_in_order(
         for _ in range(at_once):
             if waiting:
                 prefilling.add(waiting.pop(0))
-        parts = prefilling.parts()
+        parts = prefilling.begin(chunk_tokens)
         assert sum(tokens for _, tokens in parts) <= chunk_tokens or not chunk_tokens
-        assert all(tokens > 0 for _, tokens in parts)
-        for sequence, (behind_tokens, tokens) in zip(prefilling, parts, strict=False):
-            assert behind_tokens == reached[sequence]
-            reached[sequence] += tokens
-        done = prefilling.pop_done(parts)
+        count(prefilling, parts, reached)
+        done = prefilling.end()
         assert all(reached[each] == each.prompt_tokens for each in done)
         assert all(reached[each] < each.prompt_tokens for each in prefilling)
         finished += done
     assert finished == coming
+
+
+@settings(max_examples=30)
+@given(PROMPTS, st.lists(st.sampled_from([16, 32, 160]), min_size=1), st.integers(1, 3))
+def test_passes_beside_a_batch_compute_each_token_once(
+    prompts: list[tuple[int, int]], sizes: list[int], at_once: int
+) -> None:
+    prefilling, waiting = Prefilling(), requests(prompts)
+    reached = {each: each.behind_tokens for each in waiting}
+    turn = 0
+    while waiting or len(prefilling):
+        for _ in range(at_once):
+            if waiting:
+                prefilling.add(waiting.pop(0))
+        left_tokens, oldest = prefilling.left_tokens, prefilling.oldest
+        assert left_tokens == sum(each.prompt_tokens - reached[each] for each in prefilling)
+        first = next(iter(prefilling))
+        assert oldest is not None
+        assert (oldest.hist_tokens, oldest.incr_tokens) == (reached[first], first.prompt_tokens - reached[first])
+        size = sizes[turn % len(sizes)]
+        parts = prefilling.begin_beside(size)
+        assert sum(tokens for _, tokens in parts) == min(size, left_tokens)
+        count(prefilling, parts, reached)
+        assert all(reached[each] == each.prompt_tokens for each in prefilling.end())
+        turn += 1
+    assert all(reached[each] == each.prompt_tokens for each in reached)
+
+
+def test_rounds_that_were_prefilled_elsewhere_come_first_and_do_not_count() -> None:
+    prefilling, (long,) = Prefilling(), requests([(300, 0)])
+    prefilling.add(long)
+    assert prefilling.begin_beside(64) == [(0, 64)]
+    prefilling.end()
+    prefilling.add(handed_over("late", 9))
+    assert prefilling.begin_beside(64) == [(91, 9), (64, 64)]
+    assert [request.session_id for request in prefilling.end()] == ["late"]
+    prefilling.add(handed_over("later", 7))
+    assert prefilling.begin_beside(0) == [(93, 7)], "they do not wait where a prefill has to"
+    prefilling.end()
+    assert prefilling.begin_beside(0) == []
+    assert (prefilling.left_tokens, len(prefilling)) == (172, 1)
+
+
+def count(prefilling: Prefilling, parts: list[Part], reached: dict[SimulatedRequest, int]) -> None:
+    """Add a pass to what is reached."""
+    assert len(parts) == len(prefilling.in_pass)
+    for (request, tokens), (behind_tokens, part_tokens) in zip(prefilling.in_pass, parts, strict=True):
+        assert tokens == part_tokens > 0
+        assert behind_tokens == reached[request]
+        reached[request] += tokens

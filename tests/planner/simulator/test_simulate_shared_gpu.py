@@ -28,6 +28,9 @@ class Cut:
     def slice(self, situation: SlicingSituation) -> Compute:
         return Compute(min(self.tokens, situation.task.incr_tokens), self.decode_share)
 
+    def turn(self, situation: SlicingSituation) -> int:
+        return situation.task.incr_tokens
+
 
 @dataclass
 class SplitAt:
@@ -65,8 +68,10 @@ def test_the_steps_of_a_batch_are_in_the_passes_of_a_policy_that_shares_them() -
     assert longest_gap_s(policies) == pytest.approx(pass_s, rel=0.01)
 
 
-def test_slices_that_share_a_pass_with_a_step_follow_each_other() -> None:
-    done = run(TALK_AND_PROMPT, single(prefill=0), cut(512, 0.0), SimulationOptions(keeps_timeline=True))
+@pytest.mark.parametrize("shares_passes", [False, True])
+def test_slices_that_share_a_pass_with_a_step_follow_each_other(shares_passes: bool) -> None:
+    policies = replace(LOCAL, slicing=Cut(512, None if shares_passes else 0.0, shares_passes=shares_passes))
+    done = run(TALK_AND_PROMPT, single(prefill=0), policies, SimulationOptions(keeps_timeline=True))
     ends = [span.end_s for span in done.timeline if span.detail.get("session") == "reads" and span.kind == "prefill"]
     begins = [
         span.start_s for span in done.timeline if span.detail.get("session") == "reads" and span.kind == "prefill"

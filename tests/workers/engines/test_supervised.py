@@ -30,7 +30,7 @@ async def restart(engine: ModelledEngine) -> None:
     await engine.stop()
     engine._running.clear()
     engine._waiting.clear()
-    engine._prefilling = None
+    engine._prefilling.clear()
     await engine.start()
 
 

@@ -113,7 +113,7 @@ def test_a_short_prefill_stays_where_the_prefill_workers_are_late() -> None:
 
 
 def test_a_measured_itl_near_its_target_fades_the_local_offer_out() -> None:
-    """Up to 0.3 of the target nothing changes; at 0.65 half of the share is left; at 0.825 and above too little."""
+    """Up to half of the target nothing changes; at 0.75 half of the share is left; at 0.85 and above too little."""
 
     def local_s(mean_s: float, count: int = 5) -> float | None:
         decision = route(round_of(0, 2600), own_of(4, itl=Window(mean_s, count)), prefill("p", 900))
@@ -121,10 +121,10 @@ def test_a_measured_itl_near_its_target_fades_the_local_offer_out() -> None:
         return here[0] if here else None
 
     share = 1 - 0.010 / (0.92 * 0.04)
-    assert local_s(0.0) == local_s(0.3 * 0.04) == pytest.approx(2.61 / share)
-    assert local_s(0.65 * 0.04) == pytest.approx(2.61 / (share / 2))
-    assert local_s(0.74 * 0.04) is not None
-    assert local_s(0.77 * 0.04) is None
+    assert local_s(0.0) == local_s(0.5 * 0.04) == pytest.approx(2.61 / share)
+    assert local_s(0.75 * 0.04) == pytest.approx(2.61 / (share / 2))
+    assert local_s(0.81 * 0.04) is not None
+    assert local_s(0.84 * 0.04) is None
     assert local_s(0.04) is None
     assert local_s(9.0) is None
     assert local_s(9.0, count=0) == pytest.approx(2.61 / share), "nothing was measured"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
-from ampd.policies.passes import shortest_pass_s
+from ampd.policies.passes import mixed_pass_s, shortest_pass_s
 from ampd.policies.slicing.slack import SlackSlicing, most_tokens
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.policies import situations
@@ -394,9 +394,65 @@ def test_rounds_that_keep_joining_do_not_starve_a_prefill(every: int, context_to
     station.prefill(round_of(2000, 3000), most_s=30.0)
 
 
-def test_prefills_may_share_their_passes_with_the_batch_in_slices_of_the_same_size() -> None:
-    batch = RunningRound(5, 0.133, SLO.itl_s, 1000)
-    alone, mixed = (cut(50, batch, policy=SlackSlicing(mixes=mixes)) for mixes in (False, True))
-    assert isinstance(alone, Compute)
-    assert mixed == alone
+# -- beside steps of the batch
+
+BESIDE = situations.with_constants(EXACT.model_copy(update={"mixes": True}), LEAST_BESIDE_PASSES=0.1)
+
+
+def test_only_a_policy_that_mixes_shares_passes() -> None:
     assert [SlackSlicing(mixes=mixes).shares_passes for mixes in (False, True)] == [False, True]
+
+
+def test_a_slice_beside_a_step_saves_what_the_step_reads() -> None:
+    # 66 ms are left, less a step of 6, which the pass saves where it reads the weights: a pass of 56 tokens.
+    assert 56 - PAGE_TOKENS < cut(400, running(5, 0.134), policy=BESIDE).tokens <= 56
+    assert cut(50, running(5, 0.134), policy=BESIDE) == Compute(50)
+
+
+def test_a_slice_beside_a_step_counts_on_no_further_token() -> None:
+    assert cut(400, running(5, 0.134), policy=situations.with_constants(BESIDE, AHEAD_TOKENS=9.0)) == cut(
+        400, running(5, 0.134), policy=BESIDE
+    )
+
+
+def test_a_slice_beside_a_step_may_be_short_but_needs_some_budget() -> None:
+    # The shortest pass takes 26 ms.
+    assert 1 <= cut(400, running(5, 0.194), policy=BESIDE).tokens <= PAGE_TOKENS
+    assert cut(400, running(5, 0.1959), policy=BESIDE).tokens == 1
+    assert cut(400, running(5, 0.1975), policy=BESIDE).wait_s > 0
+    lost = running(5, 9.0)
+    assert cut(400, lost, policy=BESIDE) == Compute(400), "nothing saves this round"
+
+
+def test_a_turn_is_what_one_quantum_computes() -> None:
+    policy = BESIDE.model_copy(update={"quantum": 0.1})
+    situation = alone(PLAIN, 0, 400)
+    assert 90 - PAGE_TOKENS < policy.turn(situation) <= 90
+    assert policy.turn(alone(PLAIN, 0, 90)) == 90
+    least = situations.with_constants(policy, QUANTUM_PASSES=5.0)
+    assert 120 - PAGE_TOKENS < least.turn(situation) <= 120, "five passes of 26 ms"
+
+
+@untimed
+@given(stations(0.0))
+def test_no_running_round_misses_its_target_by_passes_that_it_shares(case: tuple[Station, PrefillTask]) -> None:
+    """But for the time that the batch's own tokens take in a pass, which a share below 1 leaves room for."""
+    station, task = case
+    policy = situations.with_constants(station.policy.model_copy(update={"mixes": True}), LEAST_BESIDE_PASSES=1.0)
+    rounds, rows = list(station.batch), len(station.batch)
+    own_s = REAL.prefill_s(task.context_tokens, rows + PAGE_TOKENS, TP4) - REAL.prefill_s(
+        task.context_tokens, PAGE_TOKENS, TP4
+    )
+    while task.incr_tokens:
+        seen = [decoding.view(station.now_s) for decoding in station.batch]
+        chosen = situations.slice(policy, task, seen, TP4, REAL, station.now_s)
+        if isinstance(chosen, Compute):
+            parts = [(task.hist_tokens, chosen.tokens)]
+            step_s = REAL.decode_step_s(rows, sum(each.context_tokens for each in seen), TP4)
+            station.now_s += mixed_pass_s(REAL, parts, rows, sum(each.context_tokens for each in seen), TP4) - step_s
+            task = task.with_tokens(task.hist_tokens + chosen.tokens, task.incr_tokens - chosen.tokens)
+        station.step()
+        rows = len(station.batch)
+    for decoding in rounds:
+        if decoding.mean_s:
+            assert decoding.mean_s <= station.policy.ITL_SHARE * decoding.itl_slo_s + own_s

@@ -1,0 +1,81 @@
+"""Sizes of passes that are steps of the batch too: what the policy says, in full pages, and which prefills get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.serving.pass_sizes import PassSizes, divided
+from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+
+MODEL = load_performance_model("tiny-cpu")
+BATCH = [RunningRound(tokens=5, elapsed_s=0.1, itl_slo_s=0.05, context_tokens=100)]
+OLDEST = PrefillTask("t", "t", 320, 200, 0.0, Slo(1.0, 0.1))
+PAGE = 16
+
+
+@dataclass
+class Fixed:
+    """Gives one answer, and keeps the last situation."""
+
+    answer: Slice
+    is_whole: bool = False
+    shares_passes: bool = True
+    situation: SlicingSituation | None = None
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        self.situation = situation
+        return self.answer
+
+    def turn(self, situation: SlicingSituation) -> int:
+        raise NotImplementedError
+
+
+def size(answer: Slice, left_tokens: int = 500, running: list[RunningRound] = BATCH) -> int:
+    return PassSizes(Fixed(answer), MODEL, Parallelism(), PAGE).tokens(OLDEST, left_tokens, running, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [(100, 96), (96, 96), (1, 16), (499, 496), (500, 500), (9000, 500)],
+)
+def test_a_pass_takes_full_pages_or_all_that_is_left(tokens: int, expected: int) -> None:
+    assert size(Compute(tokens)) == expected
+
+
+def test_a_policy_that_waits_gets_a_step_of_the_batch_alone() -> None:
+    assert size(Wait(0.5)) == 0
+    assert size(Wait(0.5), running=[]) == 500, "there is nothing to wait for"
+
+
+def test_the_policy_sees_all_that_is_left_as_one_prefill() -> None:
+    policy = Fixed(Compute(1))
+    PassSizes(policy, MODEL, Parallelism(2), PAGE).tokens(OLDEST, 500, BATCH, 7.0)
+    seen = policy.situation
+    assert seen is not None
+    assert (seen.task.hist_tokens, seen.task.incr_tokens, seen.task.slo) == (320, 500, OLDEST.slo)
+    assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
+
+
+def test_shorter_prefills_that_fit_come_before_the_oldest() -> None:
+    assert divided([300, 40, 20], 128, PAGE) == [(2, 20), (1, 40), (0, 68)]
+    assert divided([300, 120], 128, PAGE) == [(0, 128)], "the oldest keeps a page"
+    assert divided([30, 40], 128, PAGE) == [(0, 30), (1, 40)], "no longer one comes before it"
+    assert divided([30, 400], 128, PAGE) == [(0, 30), (1, 98)]
+    assert divided([30, 400], 0, PAGE) == []
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 500))
+def test_a_pass_is_full_and_cuts_the_last_one_only(left: list[int], most_tokens: int) -> None:
+    taken = divided(left, most_tokens, PAGE)
+    assert sum(tokens for _, tokens in taken) == min(most_tokens, sum(left))
+    assert len({index for index, _ in taken}) == len(taken)
+    assert all(tokens == left[index] for index, tokens in taken[:-1])
+    assert all(0 < tokens <= left[index] for index, tokens in taken)
+    if most_tokens >= PAGE:
+        assert 0 in {index for index, _ in taken}, "the oldest one is in each pass"
