@@ -138,7 +138,7 @@ class Graph:
             "background work": sum(len(coordinator._background._tasks) for coordinator in coordinators),
             "rounds at workers": sum(part.rounds.running for part in parts),
             "queue entries at workers": sum(len(part.queue) for part in parts),
-            "engine requests": sum(len(engine._engine._alive) for engine in engines),
+            "engine requests": sum(len(engine._engine._requests.alive) for engine in engines),
             "requests with protected KV": sum(len(directory._requests) for directory in directories),
             "KV leases": sum(len(directory._leases) for directory in directories),
             "KV writes": sum(len(directory._writers) for directory in directories),

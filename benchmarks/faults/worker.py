@@ -85,7 +85,7 @@ def figures(worker: Any) -> dict[str, Any]:
     return {
         "rounds": rounds.running,
         "queued": len(rounds._queue),
-        "engine requests": len(engine._alive),
+        "engine requests": len(engine._requests.alive),
         "protected requests": len(directory._requests),
         "page leases": len(directory._leases),
         "writers": len(directory._writers),

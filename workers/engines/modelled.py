@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator
 from functools import cache
 from hashlib import sha256
@@ -18,7 +17,7 @@ from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_
 from ampd.serving.pass_sizes import PassSizes, divided
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
-from workers.engines.modelled_request import ActiveRequest, OutputLimits
+from workers.engines.modelled_request import ActiveRequest, ActiveRequests, OutputLimits
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.time_line import TimeLine
@@ -86,10 +85,7 @@ class ModelledEngine:
         self._source = TokenSource(facts, eos_every)
         self._planner = planner
         self._device = ModelledDevice(kv_capacity_tokens, page_size)
-        self._alive: set[ActiveRequest] = set()
-        self._waiting: deque[ActiveRequest] = deque()
-        self._running: list[ActiveRequest] = []
-        self._prefilling: list[ActiveRequest] = []
+        self._requests = ActiveRequests()
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self._time_line = TimeLine()
@@ -123,8 +119,8 @@ class ModelledEngine:
         return await asyncio.shield(self._lost)
 
     def load(self) -> EngineLoad:
-        requests = [*self._running, *self._prefilling]
-        size, context_tokens = _size(self._running)
+        requests = [*self._requests.running, *self._requests.prefilling]
+        size, context_tokens = _size(self._requests.running)
         return EngineLoad(
             running_requests=size,
             running_context_tokens=context_tokens,
@@ -159,8 +155,8 @@ class ModelledEngine:
         active = ActiveRequest(request, limits, keys, plan)
         self._next_rounds.begun(request.session_id, active.prompt_tokens, request.ttft_slo_s, request.max_new_tokens)
         self._kv.begin(request.rid, request.session_id, active.keys, is_copy=request.is_copy)
-        self._alive.add(active)
-        self._waiting.append(active)
+        self._requests.alive.add(active)
+        self._requests.waiting.append(active)
         self._time_line.wake()
         return active
 
@@ -169,13 +165,13 @@ class ModelledEngine:
         if active.aborted.is_set():
             return
         active.aborted.set()
-        self._alive.discard(active)
-        if active in self._waiting:
-            self._waiting.remove(active)
-        if active in self._running:
-            self._running.remove(active)
-        if self.sizes is not None and active in self._prefilling:
-            self._prefilling.remove(active)
+        self._requests.alive.discard(active)
+        if active in self._requests.waiting:
+            self._requests.waiting.remove(active)
+        if active in self._requests.running:
+            self._requests.running.remove(active)
+        if self.sizes is not None and active in self._requests.prefilling:
+            self._requests.prefilling.remove(active)
         self._settle(active)
         self._time_line.wake()
 
@@ -205,20 +201,20 @@ class ModelledEngine:
 
     async def _run(self) -> None:
         while True:
-            if not (self._waiting or self._running or self._prefilling):
+            if not (self._requests.waiting or self._requests.running or self._requests.prefilling):
                 await self._time_line.pause()
             elif self.sizes is not None:
                 await self._shared_pass(self.sizes)
             elif (active := self._admit()) is not None:
                 await self._start(active)
-            elif self._running:
+            elif self._requests.running:
                 await self._decode_step()
             else:
                 await self._time_line.pause()
 
     def _admit(self) -> ActiveRequest | None:
         """The next request, if the device has room for it."""
-        if not self._waiting:
+        if not self._requests.waiting:
             return None
         active, page_size = self._oldest(), self._info.page_size_tokens
         most_tokens = reusable_tokens(active.prompt_tokens, active.prompt_tokens, page_size)
@@ -231,18 +227,18 @@ class ModelledEngine:
         device_tokens = active.tiers.device_tokens
         on_device = active.keys[: device_tokens // page_size]
         needed = min(active.reserved_tokens, self._info.kv_capacity_tokens - device_tokens)
-        here = [*self._running, *self._prefilling]
+        here = [*self._requests.running, *self._requests.prefilling]
         reserved = needed + sum(request.reserved_tokens for request in here)
         if not self._device.admit(on_device, reserved, anyway=not here):
             return None
         active.device_pages = len(on_device)
-        self._waiting.remove(active)
+        self._requests.waiting.remove(active)
         return active
 
     def _oldest(self) -> ActiveRequest:
         """The request whose turn it is. Those that lack a page at most join the batch before a pass that it shares."""
-        waiting, page_size = self._waiting, self._info.page_size_tokens
-        if self.sizes is not None and self._running:
+        waiting, page_size = self._requests.waiting, self._info.page_size_tokens
+        if self.sizes is not None and self._requests.running:
             for active in waiting:
                 found = self._found(active.keys)
                 missing = active.prompt_tokens - max(found.device_tokens, found.store_tokens)
@@ -260,12 +256,12 @@ class ModelledEngine:
         active.reload_s = self._reload_s(active.tiers.reloaded_tokens)
         if is_prefill or active.reload_s:
             computed_s = self._model.prefill_s(*active.part, self._info.parallelism) if is_prefill else 0.0
-            self._prefilling = [active]
+            self._requests.prefilling = [active]
             try:
                 # The reload and the computation overlap layer by layer.
                 await self._time_line.work(max(active.reload_s, computed_s), active.aborted)
             finally:
-                self._prefilling = []
+                self._requests.prefilling = []
             if active.aborted.is_set():
                 return
         self._begin_output(active, is_prefill=is_prefill)
@@ -289,7 +285,7 @@ class ModelledEngine:
         if active.finished:
             self._settle(active)
         else:
-            self._running.append(active)
+            self._requests.running.append(active)
 
     # -- passes that are a step of the batch too
 
@@ -298,7 +294,7 @@ class ModelledEngine:
         while (admitted := self._admit()) is not None:
             admitted.reload_s = self._reload_s(admitted.tiers.reloaded_tokens)
             if self._is_prefill(admitted):
-                self._prefilling.append(admitted)
+                self._requests.prefilling.append(admitted)
                 continue
             if admitted.reload_s:
                 await self._time_line.work(admitted.reload_s)
@@ -307,17 +303,17 @@ class ModelledEngine:
         parts = self._parts(sizes)
         if parts:
             await self._compute(parts)
-        elif self._running:
+        elif self._requests.running:
             await self._decode_step()
         else:
             await self._time_line.pause()
 
     def _parts(self, sizes: PassSizes) -> list[tuple[ActiveRequest, int]]:
         """What the next pass prefills: (request, tokens)."""
-        prefilling, now_s = self._prefilling, self._time_line.now_s()
+        prefilling, now_s = self._requests.prefilling, self._time_line.now_s()
         left = [active.left_tokens for active in prefilling]
         most_tokens = sum(left)
-        running = [each for active in self._running if (each := active.running_round(now_s)) is not None]
+        running = [each for active in self._requests.running if (each := active.running_round(now_s)) is not None]
         share = next((active.request.share for active in prefilling if active.request.share), None)
         if running and share is not None:
             most_tokens = sizes.tokens(share.task.with_tokens(*prefilling[0].part), most_tokens, running, now_s)
@@ -327,7 +323,7 @@ class ModelledEngine:
 
     async def _compute(self, parts: list[tuple[ActiveRequest, int]]) -> None:
         """A pass over parts of prefills, which is a step of the batch too."""
-        beside = list(self._running)
+        beside = list(self._requests.running)
         if beside:
             _tell_last_passes(parts)
         sizes = [(active.part[0], tokens) for active, tokens in parts]
@@ -341,7 +337,7 @@ class ModelledEngine:
                 continue
             active.passed_tokens += tokens
             if not active.left_tokens:
-                self._prefilling.remove(active)
+                self._requests.prefilling.remove(active)
                 self._begin_output(active, is_prefill=True)
 
     def _pass_s(self, parts: list[tuple[int, int]], beside: list[ActiveRequest]) -> float:
@@ -366,7 +362,7 @@ class ModelledEngine:
         self._computed(active, active.keys)
 
     async def _decode_step(self) -> None:
-        batch = list(self._running)
+        batch = list(self._requests.running)
         await self._time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
         self._end_step(batch)
 
@@ -380,7 +376,7 @@ class ModelledEngine:
             for choice in active.decoding:
                 active.advance(choice, self._source)
             if active.finished:
-                self._running.remove(active)
+                self._requests.running.remove(active)
                 self._settle(active)
 
     # -- the end
@@ -395,7 +391,7 @@ class ModelledEngine:
             self._lost.set_result(line)
 
     def _fail(self, error: EngineLostError) -> None:
-        for active in self._alive:
+        for active in self._requests.alive:
             active.outputs.put_nowait(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,6 +201,21 @@ class ActiveRequest:
         output.cached_tokens = self.tiers.reused_tokens
         output.reloaded_tokens, output.reload_s = self.tiers.reloaded_tokens, self.reload_s
         self.outputs.put_nowait(output)
+
+
+@dataclass(slots=True)
+class ActiveRequests:
+    """The requests of an engine, by how far they have come.
+
+    Attributes:
+        alive: all of them.
+        waiting: those that are not admitted. prefilling: those whose prompt is computed. running: those that decode.
+    """
+
+    alive: set[ActiveRequest] = field(default_factory=set)
+    waiting: deque[ActiveRequest] = field(default_factory=deque)
+    prefilling: list[ActiveRequest] = field(default_factory=list)
+    running: list[ActiveRequest] = field(default_factory=list)
 
 
 def _part(request: EngineRequest, name: str) -> dict[str, Any]:

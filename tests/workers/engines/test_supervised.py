@@ -28,9 +28,9 @@ FOREVER_S = 3600.0
 async def restart(engine: ModelledEngine) -> None:
     """What SGLang's adapter does with its processes."""
     await engine.stop()
-    engine._running.clear()
-    engine._waiting.clear()
-    engine._prefilling.clear()
+    engine._requests.running.clear()
+    engine._requests.waiting.clear()
+    engine._requests.prefilling.clear()
     await engine.start()
 
 
