@@ -42,19 +42,28 @@ from planner.look_ahead.pools import LookAheadPools
 _ROOT = Path(__file__).resolve().parents[1]
 
 
-def switch(file: Path, policies: Mapping[Kind, str], prefill: int, slo: Slo, *, hand_over_pass: bool = True) -> None:
+def switch(
+    file: Path,
+    policies: Mapping[Kind, str],
+    prefill: int,
+    slo: Slo,
+    *,
+    hand_over_pass: bool = True,
+    shares_passes: bool = False,
+) -> None:
     """Name the policies that hold from now on.
 
     Args:
         prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
         hand_over_pass: whether the graph's engines take one, as in `OtherPolicies`.
+        shares_passes: whether the graph's engines share passes.
 
     Raises:
         UserError: the slicing shares passes, which the engines cannot begin to do while they run.
     """
     slicing = policies.get("slicing")
-    if slicing and SLICING.create_named(slicing).shares_passes:
+    if slicing and not shares_passes and SLICING.create_named(slicing).shares_passes:
         raise UserError(f"slicing {slicing}: running engines cannot begin to share passes; use `ampd serve --slicing`")
     draft = file.with_suffix(".draft")
     content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s], "since_s": time.monotonic()}
@@ -69,9 +78,10 @@ def switched_environment() -> dict[str, str]:
     return os.environ | {MODULES_VARIABLE: "benchmarks.switched_registered", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def switched_flags(file: Path) -> list[str]:
-    """Flags of `ampd serve` for a graph whose policies are all switched."""
-    return [word for kind in KINDS for word in (f"--{kind}", f"switched(file={file})")]
+def switched_flags(file: Path, *, shares_passes: bool = False) -> list[str]:
+    """Flags of `ampd serve` for a graph whose policies are all switched. Its engines share passes, or not, for good."""
+    shares = {kind: ",shares=true" if shares_passes and kind == "slicing" else "" for kind in KINDS}
+    return [word for kind in KINDS for word in (f"--{kind}", f"switched(file={file}{shares[kind]})")]
 
 
 class _Switched(Policy):
@@ -117,6 +127,16 @@ class SwitchedOrdering(_Switched):
 
 class SwitchedSlicing(_Switched):
     """The slicing that the file names."""
+
+    shares: bool = Field(False, description="The engine shares passes, whatever slicing the file names.")
+
+    @property
+    def shares_passes(self) -> bool:
+        return self.shares
+
+    def turn(self, situation: SlicingSituation) -> int:
+        """Its turn."""
+        return cast(SlicingPolicy, self._now("slicing")).turn(situation)
 
     def slice(self, situation: SlicingSituation) -> Slice:
         """Its slice."""

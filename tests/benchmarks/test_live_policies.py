@@ -15,7 +15,14 @@ from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import Kind
 from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, WorkerView
 from benchmarks.live_policies import main
-from benchmarks.switched import SwitchedOrdering, SwitchedPools, SwitchedRouting, switch, switched_flags
+from benchmarks.switched import (
+    SwitchedOrdering,
+    SwitchedPools,
+    SwitchedRouting,
+    SwitchedSlicing,
+    switch,
+    switched_flags,
+)
 from tests.ampd.policies import situations
 
 MODEL = load_performance_model("tiny-cpu")
@@ -63,6 +70,10 @@ def test_engines_that_run_cannot_begin_to_share_passes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"slicing slack\(mixes=true\): running engines"):
         switch(file, _policies(slicing="slack(mixes=true)"), prefill=1, slo=SLO)
     assert file.read_text() == before
+    switch(file, _policies(slicing="slack(mixes=true)"), prefill=1, slo=SLO, shares_passes=True)
+    assert [SwitchedSlicing(file=file, shares=shares).shares_passes for shares in (False, True)] == [False, True]
+    assert "shares=true" in " ".join(switched_flags(file, shares_passes=True))
+    assert "shares" not in " ".join(switched_flags(file))
 
 
 @pytest.mark.parametrize(("roles", "changes"), [("pd", ""), ("dd", "p"), ("ddd", "p"), ("ppd", "d"), ("pp", "d")])
