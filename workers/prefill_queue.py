@@ -89,9 +89,16 @@ class QueuePlace:
             await self._chosen(self._queue.now_s())
             await self.slot()
 
-    def ending(self) -> None:
-        """The engine has begun the last pass of this prefill: another one may be picked."""
-        self._queue.ending(self._entry)
+    def on_last_pass(self) -> Callable[[], None]:
+        """What the engine calls when it begins the last pass of what it computes now: another one may be picked."""
+        queue, entry, picked = self._queue, self._entry, self._entry.picked
+
+        def begun() -> None:
+            # Not for a later turn: an engine in other processes may be late.
+            if entry.picked is picked:
+                queue.ending(entry)
+
+        return begun
 
     @property
     def task(self) -> PrefillTask:

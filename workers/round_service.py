@@ -83,7 +83,7 @@ class RoundService:
                     expected_tokens = progress.task.hist_tokens or progress.prompt.tokens
                     await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
                     await self._run_slices(place, progress, request, is_copy=True)
-                    share = PassShare(place.task, on_last_pass=place.ending)
+                    share = PassShare(place.task, on_last_pass=place.on_last_pass())
                     chunk = await self._first_token(request, progress, share)
                     self._events.first_token(progress)
             # The client waits for this token. What is stored after it is published, and the other's read waits for it.
@@ -124,7 +124,7 @@ class RoundService:
             await self._picked(place, progress)
             await self._fetch(progress, holder, request.get("history_tp"), "history", progress.task.hist_tokens)
             await self._run_slices(place, progress, request)
-            share = PassShare(place.task, on_last_pass=place.ending)
+            share = PassShare(place.task, on_last_pass=place.on_last_pass())
             async with aclosing(self._stream(request, progress, place, share)) as chunks:
                 async for chunk in chunks:
                     yield chunk

@@ -101,7 +101,7 @@ class Slicer:
                     known_keys=page_keys,
                     tenant=tenant_of(request),
                     is_copy=is_copy,
-                    share=PassShare(left_before(place.task, step.end_tokens), on_last_pass=place.ending),
+                    share=PassShare(left_before(place.task, step.end_tokens), on_last_pass=place.on_last_pass()),
                 )
                 output = await self._compute(call)
                 sliced.first = sliced.first or output

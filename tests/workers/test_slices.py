@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from ampd.policies.base import Compute, OrderingSituation, Pick, Run, Slice, Wait
+from ampd.policies.base import Compute, OrderingSituation, Pick, Run, Slice, SlicingSituation, Wait
 from ampd.policies.registry import create
 from ampd.policies.slicing.slack import SlackSlicing
+from ampd.serving.pass_sizes import PassSizes
+from ampd.types import Parallelism
 from tests.virtual_time import run_virtually
 from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Predicted, Times, prompt_of, protects_nothing, run, tokens
@@ -195,6 +197,51 @@ async def test_the_batch_gets_a_step_between_two_slices(open_station: Any) -> No
     kinds = "".join(log)
     assert kinds.count("P") == 3
     assert "PP" not in kinds
+
+
+@dataclass
+class Turns:
+    """Turns of 320 tokens, and passes of 64, or none yet."""
+
+    holds: bool = False
+    is_whole: bool = False
+    shares_passes: bool = True
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        return Wait(1.0) if self.holds else Compute(min(64, situation.task.incr_tokens))
+
+    def turn(self, situation: SlicingSituation) -> int:
+        return min(320, situation.task.incr_tokens)
+
+
+async def test_the_batch_gets_its_steps_within_passes_of_an_engine_that_shares_them(open_station: Any) -> None:
+    async with open_station(create("slicing", "whole")) as station:
+        expected = out(await station.round(prompt_of(900, seed=2), 3, session="long"))
+    policy = Turns()
+    async with open_station(policy) as station:
+        station.slicing.shares_passes = True
+        station.engine._engine.sizes = PassSizes(policy, Times(), Parallelism(), 16)
+        station.times.step_s = 0.001
+        decoding = asyncio.create_task(station.round(prompt_of(64), 4000, session="a"))
+        await until(lambda: station.times.steps)
+        station.times.prefills.clear()
+        policy.holds = True
+        long = asyncio.create_task(station.round(prompt_of(900, seed=2), 3, session="long"))
+        await until(lambda: len(station.queue.tasks()) == 1)
+        short = asyncio.create_task(station.round(prompt_of(100, seed=3), 2, session="short"))
+        await until(lambda: len(station.queue.tasks()) == 2)
+        policy.holds = False
+        chunks = await long
+        await short
+        assert out(chunks) == expected
+        assert not decoding.done()
+        assert station.engine.calls[1:] == [(320, 0, 0), (100, 2, 0), (640, 0, 320), (900, 3, 640)]
+        # Passes of 64 tokens and the batch's own; the next prefill was there when the turn's last pass was over.
+        sizes = [tokens for _, tokens in station.times.prefills]
+        assert sizes[:7] == [65, 65, 65, 65, 65, 65, 37]
+        decoding.cancel()
+        await asyncio.wait({decoding})
+        assert station.queue.tasks() == ()
 
 
 def note(times: Any, log: list[str]) -> None:
