@@ -78,7 +78,7 @@ class PredictiveRouting(Expectations):
     2. The decode worker offers the time that its batch leaves over for prefills. A step that takes `step` of a target
        of `itl` leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that
        much longer. Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows
-       in the measured ITL: from 30 % of the target on, the share shrinks in proportion, to nothing at the target. Below
+       in the measured ITL: from half of the target on, the share shrinks in proportion, to nothing at the target. Below
        `least_share` the worker offers nothing, except for a short prefill. A prefill elsewhere ends in a pass of its
        own here, the hand-over, which pauses the batch as long as the shortest prefill. So leaving saves the batch only
        the rest of the prefill, and `least_share` shrinks to that part: by a half if the prefill takes two such passes.
