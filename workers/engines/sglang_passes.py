@@ -76,7 +76,7 @@ class SchedulerPasses:
         self._own_tokens: int = scheduler.chunked_prefill_size
         self._has_failed = False
         self.linker = scheduler.tree_cache.linker.cache_linker
-        self.chunk_tokens = self._own_tokens
+        self.chunk_tokens: int = self._own_tokens
 
     def choose(self, running: Sequence[Any]) -> int:
         """Choose the next pass, and return its `chunk_tokens`; 0: it is a step of the batch alone.
