@@ -100,7 +100,7 @@ class SglangEngine:
         check_sglang(settings, "sglang engine", shares_passes=shares_passes)
         self._settings = settings
         self._shares_passes = shares_passes
-        self._passes = passes
+        self._passes = passes if shares_passes else None
         self._on_last_pass: dict[str, Callable[[], None]] = {}
         self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
@@ -251,7 +251,7 @@ class SglangEngine:
             "control": kv.store.addresses,
             "store": kv.store.memory.place,
             "allow_untested": self._settings.allow_untested,
-            "passes": dict(self._passes) if self._shares_passes and self._passes else None,
+            "passes": self._passes,
         }
         arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker, shares_passes=self._shares_passes)
         # SGLang wants a loop on the thread that starts it, and uses none there.
