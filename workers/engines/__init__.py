@@ -78,7 +78,9 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> E
 
     if not isinstance(settings, SglangSettings):
         raise UserError("the settings are not those of the SGLang engine")
-    return SglangEngine(settings, model=model, shares_passes=_shares_passes(settings))
+    # While a GPU is profiled there is no model, and SGLang cuts prefills as it does by itself.
+    passes = {"slicing": settings.slicing, "perf": str(settings.perf)} if model is not None else None
+    return SglangEngine(settings, model=model, shares_passes=_shares_passes(settings), passes=passes)
 
 
 def _shares_passes(settings: WorkerSettings) -> bool:

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import sysconfig
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
@@ -46,6 +46,7 @@ from workers.engines.sglang_settings import (
     engine_arguments,
     report_page_size,
 )
+from workers.engines.sglang_share import share_params
 from workers.engines.sglang_warm_up import warmed_up
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class SglangEngine:
         model: predicts which KV of idle sessions may go, and whether a reload pays; None: the least recently used goes,
             and everything is reloaded.
         shares_passes: as in `SlicingPolicy`.
+        passes: names of the slicing policy (`slicing`) and of the performance model (`perf`), by which shared passes
+            get their sizes; None: SGLang cuts prefills as it does by itself.
 
     Raises:
         UserError: SGLang cannot run what the settings say.
@@ -92,10 +95,13 @@ class SglangEngine:
         model: PerformanceModel | None = None,
         *,
         shares_passes: bool = False,
+        passes: Mapping[str, str] | None = None,
     ) -> None:
         check_sglang(settings, "sglang engine", shares_passes=shares_passes)
         self._settings = settings
         self._shares_passes = shares_passes
+        self._passes = passes if shares_passes else None
+        self._on_last_pass: dict[str, Callable[[], None]] = {}
         self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
         self._model = model
@@ -147,6 +153,7 @@ class SglangEngine:
             has_checksums=self._settings.kv_checksums != "off",
             checks_loads=self._settings.kv_checksums == "all",
         )
+        self._kv.store.on_last_passes = self._last_passes_begun
         await self._run_processes(self._kv)
 
     async def restart(self) -> None:
@@ -244,6 +251,7 @@ class SglangEngine:
             "control": kv.store.addresses,
             "store": kv.store.memory.place,
             "allow_untested": self._settings.allow_untested,
+            "passes": self._passes,
         }
         arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker, shares_passes=self._shares_passes)
         # SGLang wants a loop on the thread that starts it, and uses none there.
@@ -309,9 +317,10 @@ class SglangEngine:
         # SGLang refuses a request whose limit exceeds the context, and ends one without a limit a few tokens behind it.
         request = replace(request, max_new_tokens=output_room(request, self.info.max_context_tokens))
         arguments = {
-            "sampling_params": sampling_params(
-                request, self.info.vocabulary_size, is_deterministic=self._is_deterministic
-            ),
+            "sampling_params": {
+                **sampling_params(request, self.info.vocabulary_size, is_deterministic=self._is_deterministic),
+                **share_params(request.share, tells=request.choices == 1),
+            },
             **logprob_arguments(request),
         }
         has_output = False
@@ -326,7 +335,9 @@ class SglangEngine:
                 raise
         log.warning("the stored KV of a request did not reach the device: its context is computed again")
         # Under another id, because SGLang may load what is protected for the first one until that has ended.
-        request = replace(request, rid=f"{request.rid}-again")
+        # Its last pass may have been told already.
+        share = request.share and replace(request.share, on_last_pass=None)
+        request = replace(request, rid=f"{request.rid}-again", share=share)
         async with aclosing(self._run(request, arguments, loads=False)) as outputs:
             async for output in outputs:
                 yield output
@@ -345,6 +356,11 @@ class SglangEngine:
                 async for output in outputs:
                     account.count(output)
                     yield output
+
+    def _last_passes_begun(self, rids: Sequence[str]) -> None:
+        for rid in rids:
+            if (on_last_pass := self._on_last_pass.pop(rid, None)) is not None:
+                on_last_pass()
 
     def load(self) -> EngineLoad:
         running = self._running.values()
@@ -389,7 +405,7 @@ class SglangEngine:
     ) -> AsyncGenerator[EngineOutput, None]:
         """Several choices of one prompt: it is prefilled once, then they run together."""
         parameters = arguments["sampling_params"]
-        prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0}}
+        prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0, **share_params(request.share)}}
         prompt: EngineOutput | None = None
         # Under the request's own id, because the records that may be loaded are protected for it.
         async for output in self._choice(request, request.rid, 0, prefill):
@@ -444,6 +460,8 @@ class _RequestAccount:
         request, engine = self._request, self._engine
         self._keys = self._keys_of(request.token_ids, request.known_keys)
         engine._running[request.rid] = _Running(len(request.token_ids))
+        if request.share is not None and request.share.on_last_pass is not None:
+            engine._on_last_pass[request.rid] = request.share.on_last_pass
         if engine._next_rounds:
             engine._next_rounds.begun(
                 request.session_id, len(request.token_ids), request.ttft_slo_s, request.max_new_tokens
@@ -482,6 +500,7 @@ class _RequestAccount:
     async def __aexit__(self, *_: object) -> None:
         request, engine = self._request, self._engine
         engine._running.pop(request.rid, None)
+        engine._on_last_pass.pop(request.rid, None)
         if engine._kv is None:
             return
         # The last token is sampled but not computed: it has no KV yet.

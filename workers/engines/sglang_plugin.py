@@ -1,7 +1,8 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
 Grammars with bounded costs, the digests of pages where SGLang's extension for them cannot be built, and where the
-ranks' store listens. A rank that does not start tells the worker why. On machines without a GPU also the rotary
+ranks' store listens. A rank that does not start tells the worker why. The slicing policy sizes the passes that prefills
+share with the batch. On machines without a GPU also the rotary
 embedding, a size of the memory that does not change, and what several ranks need: groups without NCCL, cores for each
 rank, replicated KV heads.
 """
@@ -37,6 +38,7 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from workers.engines.bounded_grammars import BoundedBackend
+    from workers.engines.sglang_passes import defer_prefill, sized_prefill
 
     digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
     on_gpu = torch.cuda.is_available()
@@ -44,7 +46,10 @@ def register() -> None:
     HookRegistry.register(grammars, BoundedBackend, HookType.REPLACE)
     HookRegistry.register(digests, native_or_hashlib if on_gpu else with_hashlib, HookType.AROUND)
     HookRegistry.register("torch.distributed.rendezvous._create_c10d_store", on_loopback, HookType.AROUND)
-    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.__init__", tell_failure, HookType.AROUND)
+    scheduler = "sglang.srt.managers.scheduler.Scheduler"
+    HookRegistry.register(f"{scheduler}.__init__", tell_failure, HookType.AROUND)
+    HookRegistry.register(f"{scheduler}._should_defer_prefill", defer_prefill, HookType.AROUND)
+    HookRegistry.register(f"{scheduler}.get_new_batch_prefill", sized_prefill, HookType.AROUND)
     if not on_gpu:
         HookRegistry.register("sglang.srt.utils.common.get_free_cpu_memory", memory_bytes, HookType.AROUND)
         rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"

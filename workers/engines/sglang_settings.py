@@ -179,6 +179,9 @@ def engine_arguments(
             "linker_extra_config": linker,
         },
     }
+    if shares_passes:
+        # By itself a prefill that SGLang has begun takes every pass whole, and rounds that were handed over wait.
+        arguments["schedule_policy"] = "shortest-prefill-first"
     arguments = {name: value for name, value in arguments.items() if value is not None}
     return {**arguments, **({} if on_gpu else _CPU_ARGUMENTS), **json.loads(settings.engine_args)}
 

@@ -107,6 +107,12 @@ class Loaded(Struct, tag=True, frozen=True):
     seconds: float
 
 
+class LastPasses(Struct, tag=True, frozen=True):
+    """The engine has begun the last pass of the prefill of these requests, beside a step of its batch."""
+
+    rids: list[str]
+
+
 class Done(Struct, tag=True, frozen=True):
     """The answer to a call."""
 
@@ -115,7 +121,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Allow | Drop | Settle
-ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | Done
 
 _encoder = Encoder()
 _to_rank = Decoder(ToRank)

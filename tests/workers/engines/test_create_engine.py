@@ -11,6 +11,7 @@ import pytest
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from workers.engines import check_engine, create_engine, settings_model
+from workers.engines.sglang_settings import engine_arguments
 from workers.settings import WorkerSettings
 
 
@@ -37,6 +38,29 @@ def test_the_slicing_policy_says_whether_the_engine_shares_passes(
     made: Any = create_engine(settings(engine, with_weights, slicing), load_performance_model("tiny-cpu"))
     shared = made.sizes is not None if engine == "modelled" else made._shares_passes
     assert shared is shares
+
+
+@pytest.mark.parametrize(("has_model", "slicing"), [(True, "slack(mixes=true)"), (False, None), (True, None)])
+def test_sglang_gets_the_names_for_the_sizes_of_its_passes(
+    has_model: bool, slicing: str | None, with_weights: Path
+) -> None:
+    """Not while its GPU is profiled, and not with a policy that shares no passes."""
+    named = settings("sglang", with_weights, slicing or "slack")
+    made: Any = create_engine(named, load_performance_model("tiny-cpu") if has_model else None)
+    assert made._passes == (slicing and {"slicing": slicing, "perf": "tiny-cpu"})
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_sglang_takes_the_shortest_prefill_first_where_it_shares_passes(shares: bool, with_weights: Path) -> None:
+    """Only then a prefill that has begun leaves room for a round that was handed over."""
+
+    def policy(engine_args: str = "{}") -> str | None:
+        chosen: Any = settings("sglang", with_weights, "slack", engine_args=engine_args)
+        arguments = engine_arguments(chosen, on_gpu=True, linker={}, shares_passes=shares)
+        return arguments.get("schedule_policy")
+
+    assert policy() == ("shortest-prefill-first" if shares else None)
+    assert policy('{"schedule_policy": "lpm"}') == "lpm"
 
 
 def test_sglang_without_cut_prefills_is_refused_before_the_worker_joins_its_graph(with_weights: Path) -> None:

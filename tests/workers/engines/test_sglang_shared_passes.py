@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
+from ampd.policies.registry import MODULES_VARIABLE
 from ampd.tiny_model import make_tiny_model
 
 pytest.importorskip("sglang", exc_type=ImportError)
@@ -19,8 +22,9 @@ pytest.importorskip("nixl")
 
 from tests.harness.engine_hooks import in_engine_processes
 from tests.harness.sglang_pair import LocalPeers, empty, pair_settings, rid, text
+from tests.harness.told_slices import told
 from tests.waiting import until
-from workers.engines.base import EngineRequest
+from workers.engines.base import EngineRequest, PassShare
 from workers.engines.sglang import SglangEngine
 
 pytestmark = [
@@ -42,19 +46,24 @@ GRAMMAR = {"sampling_options": {"temperature": 0.0, "guided_decoding": {"regex":
 LOG_PROBS = {**PLAIN, "output_options": {"logprobs": 2}}
 
 
-def note_shared_passes(path: str) -> None:
-    """Write for each shared pass how many tokens it prefills, and how many requests decode in it."""
-    from sglang.srt.managers.schedule_batch import ScheduleBatch
+def note_passes(path: str) -> None:
+    """Write for each pass of a rank how many tokens it prefills, and how many requests decode in it."""
+    from sglang.srt.managers.scheduler import Scheduler
 
-    mix = ScheduleBatch.mix_with_running
+    choose = Scheduler.get_next_batch_to_run
 
-    def noted(batch: Any, running: Any) -> None:
-        with Path(path).open("a") as notes:
-            notes.write(f"{batch.extend_num_tokens} {running.batch_size()}\n")
-        mix(batch, running)
+    def noted(*args: Any, **options: Any) -> Any:
+        plan = choose(*args, **options)
+        if (batch := plan.batch_to_run) is not None:
+            rows = batch.batch_size() if batch.forward_mode.is_decode() else len(batch.decoding_reqs or ())
+            # A row of a mixed batch is a token of it.
+            tokens = 0 if batch.forward_mode.is_decode() else batch.extend_num_tokens - rows
+            with (Path(path) / str(os.getpid())).open("a") as notes:
+                notes.write(f"{tokens} {rows}\n")
+        return plan
 
-    patched: Any = ScheduleBatch
-    patched.mix_with_running = noted
+    patched: Any = Scheduler
+    patched.get_next_batch_to_run = noted
 
 
 @dataclass
@@ -68,20 +77,41 @@ class Outputs:
 
 @dataclass
 class Sharing:
-    """An engine, and a file with the passes that a rank of it has shared."""
+    """An engine, and a folder with the passes that each rank of it has computed."""
 
     engine: SglangEngine
     notes: Path
+    seen: int = 0
+
+    def forget(self) -> None:
+        """Forget the passes so far."""
+        self.seen += len(self._since()[0])
 
     def passes(self) -> list[tuple[int, int]]:
-        """(tokens that are prefilled, requests that decode beside them) since the last call."""
-        lines = self.notes.read_text().splitlines() if self.notes.exists() else []
-        self.notes.unlink(missing_ok=True)
-        return [(int(tokens), int(rows)) for tokens, rows in map(str.split, lines)]
+        """(tokens that are prefilled, requests that decode beside them) since the last call; nothing may run."""
+        ranks = self._since()
+        assert ranks[1:] == ranks[:1] * (len(ranks) - 1), "the ranks compute the same"
+        self.seen += len(ranks[0])
+        return ranks[0]
 
-    async def call(self, prompt: list[int], new: int, request: dict[str, Any], into: Outputs | None = None) -> Outputs:
+    def _since(self) -> list[list[tuple[int, int]]]:
+        """The same by rank. The last line of a rank that still runs may be incomplete."""
+        ranks = []
+        for path in sorted(self.notes.iterdir()):
+            lines = path.read_text().split("\n")[self.seen : -1]
+            ranks.append([(int(tokens), int(rows)) for tokens, rows in map(str.split, lines)])
+        return ranks
+
+    async def call(
+        self,
+        prompt: list[int],
+        new: int,
+        request: dict[str, Any],
+        into: Outputs | None = None,
+        share: PassShare | None = None,
+    ) -> Outputs:
         made = Outputs() if into is None else into
-        asked = EngineRequest(rid(), "", prompt, new, request)
+        asked = EngineRequest(rid(), "", prompt, new, request, share=share)
         async with aclosing(cast(Any, self.engine.generate(asked))) as outputs:
             async for output in outputs:
                 made.tokens.setdefault(output.index, []).extend(output.token_ids)
@@ -96,26 +126,40 @@ class Sharing:
 
     async def beside(self, stream: dict[str, Any], sliced: dict[str, Any]) -> tuple[Outputs, Outputs]:
         """A stream that decodes, and three slices beside it. The passes before the first slice are forgotten."""
-        first = Outputs()
-        decoding = asyncio.create_task(self.call(STREAM, STREAM_TOKENS, stream, first))
+        async with self.streaming(stream) as first:
+            for end in SLICE_ENDS:
+                await self.call(PROMPT[:end], 0, sliced)
+            second = await self.call(PROMPT, NEW, sliced)
+        return first, second
+
+    @asynccontextmanager
+    async def streaming(
+        self, stream: dict[str, Any] = PLAIN, share: PassShare | None = None, after: int = 5
+    ) -> AsyncIterator[Outputs]:
+        """A stream that decodes, has more than `after` tokens, and outlasts what is done beside it."""
+        made = Outputs()
+        decoding = asyncio.create_task(self.call(STREAM, STREAM_TOKENS, stream, made, share))
         choices = stream["sampling_options"].get("n", 1)
-        await until(lambda: sum(len(tokens) > 5 for tokens in first.tokens.values()) == choices)
-        self.passes()
-        for end in SLICE_ENDS:
-            await self.call(PROMPT[:end], 0, sliced)
-        second = await self.call(PROMPT, NEW, sliced)
+        await until(lambda: sum(len(tokens) > after for tokens in made.tokens.values()) == choices)
+        self.forget()
+        yield made
         assert not decoding.done()
         await decoding
         await empty(self.engine)
-        return first, second
+
+
+def shared(passes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(tokens, rows) for tokens, rows in passes if tokens and rows]
 
 
 @asynccontextmanager
 async def sharing(folder: Path, tp: int = 1, **changed: object) -> AsyncIterator[Sharing]:
-    notes = folder / "shared-passes"
+    notes = folder / "passes"
+    notes.mkdir()
     settings = pair_settings(make_tiny_model(folder / "tiny"), tp).model_copy(update=changed)
-    with in_engine_processes(note_shared_passes, str(notes)):
-        engine = SglangEngine(settings, shares_passes=True)
+    with pytest.MonkeyPatch.context() as patch, in_engine_processes(note_passes, str(notes)):
+        patch.setenv(MODULES_VARIABLE, "tests.harness.told_slices")
+        engine = SglangEngine(settings, shares_passes=True, passes={"slicing": "told", "perf": "tiny-cpu"})
         try:
             await engine.start()
             engine.kv.connect(LocalPeers(), lambda *_: None)
@@ -157,27 +201,87 @@ async def test_the_batch_pauses_for_log_probabilities_which_are_right(
     for got, alone in zip(await sharer.beside(stream, sliced), expected, strict=True):
         assert got.tokens == alone.tokens
         assert got.log_probs == pytest.approx(alone.log_probs, abs=1e-3)
-    assert sharer.passes() == []
+    assert shared(sharer.passes()) == []
+
+
+async def test_a_prompt_is_computed_in_passes_of_the_size_that_the_policy_says(sharer: Sharing) -> None:
+    await check_sizes(sharer)
+
+
+async def check_sizes(sharing: Sharing) -> None:
+    """A prompt that comes whole beside a stream: each of its passes is a step, none comes between, no token changes."""
+    expected = await sharing.alone(PLAIN, STREAM, STREAM_TOKENS), await sharing.alone(PLAIN, PROMPT, NEW)
+    second, told_after = Outputs(), list[int]()
+    share = PassShare(told(64), on_last_pass=lambda: told_after.append(len(second.tokens)))
+    alone = PassShare(told(64), on_last_pass=lambda: told_after.append(-1))
+    async with sharing.streaming(share=alone) as first:
+        await sharing.call(PROMPT, NEW, PLAIN, second, share)
+    assert (first.tokens, second.tokens) == (expected[0].tokens, expected[1].tokens)
+    passes = sharing.passes()
+    begin = passes.index((64, 1))
+    assert passes[begin : begin + 12] == [(64, 1)] * 10 + [(60, 1), (0, 2)]
+    assert told_after == [0], "of the last pass beside the stream: once, and before its token"
+
+
+async def test_the_batch_decodes_alone_as_long_as_the_policy_says(sharer: Sharing) -> None:
+    expected = await sharer.alone(PLAIN, PROMPT, NEW)
+    async with sharer.streaming(share=PassShare(told(64))) as first:
+        got = await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(352, after=60)))
+        assert len(first.tokens[0]) > 60
+    assert got.tokens == expected.tokens
+    passes = sharer.passes()
+    begin = next(at for at, (tokens, _) in enumerate(passes) if tokens)
+    assert passes[begin : begin + 2] == [(352, 1), (348, 1)]
+    decoded_after = len(passes) - begin - 2
+    assert decoded_after == STREAM_TOKENS - 60 - 2, "it has begun at once when the stream had 60 tokens"
+
+
+@pytest.mark.parametrize("has_begun", [True, False], ids=["begun", "waits"])
+async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sharer: Sharing, has_begun: bool) -> None:
+    handed, long = text(8, 100), PROMPT
+    expected = await sharer.alone(PLAIN, handed, NEW), await sharer.alone(PLAIN, long, NEW)
+    await sharer.call(handed[:96], 0, PLAIN)
+    async with sharer.streaming(share=PassShare(told(64))):
+        task = told(16) if has_begun else told(336, after=120)
+        prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, share=PassShare(task)))
+        await until(lambda: any(tokens for tokens, _ in sharer._since()[0]) or not has_begun)
+        first_s = time.monotonic()
+        got = await sharer.call(handed, NEW, PLAIN, share=PassShare(told(16, 0, 96, 4), first_s))
+        assert not prefill.done()
+        assert got.tokens == expected[0].tokens
+        assert (await prefill).tokens == expected[1].tokens
+    passes = sharer.passes()
+    at = passes.index((20, 1) if has_begun else (4, 1))
+    assert passes[at + 1] == ((16, 2) if has_begun else (0, 2))
+
+
+async def test_a_policy_that_fails_leaves_the_engine_its_own_chunks(sharer: Sharing) -> None:
+    expected = await sharer.alone(PLAIN, PROMPT, NEW)
+    async with sharer.streaming(share=PassShare(told(64))):
+        got = await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(-1)))
+    assert got.tokens == expected.tokens
+    assert shared(sharer.passes()) == [(len(PROMPT), 1)]
 
 
 async def test_two_ranks_share_the_same_passes(tmp_path: Path) -> None:
     async with sharing(tmp_path, tp=2) as two:
-        await check_slices(two, PLAIN, PLAIN, ranks=2)
+        await check_sizes(two)
+        await check_slices(two, PLAIN, PLAIN)
 
 
 async def test_the_overlapped_schedule_shares_the_same_passes(tmp_path: Path) -> None:
     """SGLang prepares the next pass while one computes. By default it does so on a GPU only."""
     async with sharing(tmp_path, engine_args='{"disable_overlap_schedule": false}') as overlapped:
+        await check_sizes(overlapped)
         await check_slices(overlapped, PLAIN, PLAIN)
         await check_slices(overlapped, PLAIN, CHOICES)
 
 
-async def check_slices(sharing: Sharing, stream: dict[str, Any], sliced: dict[str, Any], ranks: int = 1) -> None:
+async def check_slices(sharing: Sharing, stream: dict[str, Any], sliced: dict[str, Any]) -> None:
     """Slices beside a stream, each in a pass that is a step of the stream, give the tokens of requests alone."""
     expected = await sharing.alone(stream, STREAM, STREAM_TOKENS), await sharing.alone(sliced, PROMPT, NEW)
     got = await sharing.beside(stream, sliced)
     assert [each.tokens for each in got] == [each.tokens for each in expected]
-    passes = sharing.passes()
-    # Each rank notes its own.
-    assert passes[:ranks] == [(SLICE_ENDS[0], stream["sampling_options"].get("n", 1))] * ranks
-    assert sum(tokens for tokens, _ in passes) >= len(PROMPT) * ranks, "all slices and the rest"
+    passes = shared(sharing.passes())
+    assert passes[0] == (SLICE_ENDS[0], stream["sampling_options"].get("n", 1))
+    assert sum(tokens for tokens, _ in passes) >= len(PROMPT), "all slices and the rest"

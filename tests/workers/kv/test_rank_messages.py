@@ -25,6 +25,7 @@ TO_WORKER: list[messages.ToWorker] = [
     messages.Written(5, b"digest"),
     messages.Forgotten(6),
     messages.Loaded(["r"], 0.5),
+    messages.LastPasses(["r", "s"]),
     messages.Done(2, 7),
 ]
 

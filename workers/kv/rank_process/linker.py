@@ -33,7 +33,10 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     Args:
         extra_config: `control` (address of the worker's socket, by rank) and `store` (process id, file descriptor and
-            bytes of the store), `allow_untested` (whether KV that was never tried is taken).
+            bytes of the store), `allow_untested` (whether KV that was never tried is taken), `passes` (see below).
+
+    Attributes:
+        passes: what the sizes of shared passes depend on (`workers.engines.sglang_passes`); None: SGLang's own.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     ) -> None:
         self.forward_stream = forward_stream
         self.page_size = int(params.page_size)
+        self.passes: Mapping[str, str] | None = extra_config.get("passes")
         rank = _rank(params)
         model = ModelConfig.from_server_args(server_args)
         pools = engine_pools(server_args, params, model, engine_fingerprint(server_args))
@@ -115,6 +119,12 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     def pop_completed_offload(self) -> bool:
         return self._link.completed.popleft()
+
+    # -- passes
+
+    def tell_last_passes(self, rids: Sequence[str]) -> None:
+        """Tell the worker that the last pass of the prefill of these requests begins."""
+        self._link.tell_last_passes(rids)
 
     # -- lifecycle
 

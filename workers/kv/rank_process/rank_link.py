@@ -20,6 +20,7 @@ from workers.kv.rank_messages import (
     Drop,
     Forgotten,
     Hello,
+    LastPasses,
     Loaded,
     Offer,
     Refused,
@@ -102,6 +103,11 @@ class RankLink:
         """The records of these requests have been copied in one go. Rank 0 reports it; the thread does not matter."""
         if self._rank == 0:
             self._send(Loaded(list(rids), seconds))
+
+    def tell_last_passes(self, rids: Sequence[str]) -> None:
+        """The last pass of the prefill of these requests begins. Rank 0 reports it."""
+        if self._rank == 0:
+            self._send(LastPasses(list(rids)))
 
     def end_load(self, rid: str) -> None:
         """The request's load has ended, or was taken back."""

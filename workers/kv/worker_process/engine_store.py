@@ -10,7 +10,7 @@ from itertools import chain
 from ampd.background_tasks import BackgroundTasks
 from workers.kv.checksums import checksums_at
 from workers.kv.geometry import KvGeometry, mismatch
-from workers.kv.rank_messages import Loaded, Records, ToWorker, joined
+from workers.kv.rank_messages import LastPasses, Loaded, Records, ToWorker, joined
 from workers.kv.store.directory import Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 from workers.kv.store_memory import StoreMemory
@@ -42,6 +42,10 @@ class EngineStore:
         has_checksums: each record gets a checksum when it is written. It is verified when another worker has read it.
         checks_loads: it is also verified before a request may load the record. That runs on the event loop, because
             a request asks at once for what it may load.
+
+    Attributes:
+        on_last_passes: called with the ids of requests when the last pass of their prefill begins, beside a step of the
+            engine's batch.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class EngineStore:
         checks_loads: bool = False,
     ) -> None:
         self.memory = memory
+        self.on_last_passes: Callable[[Sequence[str]], None] = lambda _rids: None
         self._ranks = ranks
         self._changed = changed
         self._surplus = surplus
@@ -307,6 +312,8 @@ class EngineStore:
             for rid in message.rids:
                 if (on_reload := self._known.get(rid)) is not None:
                     on_reload(message.seconds)
+        elif isinstance(message, LastPasses):
+            self.on_last_passes(message.rids)
         elif self._offers is None:
             self._early.append((rank, message))
         else:

@@ -41,6 +41,17 @@ async def test_the_last_messages_of_an_engine_do_not_reach_the_next_one(monkeypa
         assert a.held["s"] == 4 * PAGE
 
 
+async def test_rank_0_tells_of_last_passes() -> None:
+    told: list[str] = []
+    async with workers(a=(a := Worker())):
+        a.exchange.store.on_last_passes = told.extend
+        for rank in reversed(a.ranks):
+            rank.link.tell_last_passes(["r", "s"])
+        await until(lambda: bool(told))
+        await a.exchange.store.settle(10.0)
+    assert told == ["r", "s"], "once, although the engine has two ranks"
+
+
 async def test_what_does_not_pay_is_not_loaded_and_not_protected() -> None:
     async with workers(a=(a := Worker(pages=8))):
         store = a.exchange.store

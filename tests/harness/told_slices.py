@@ -1,0 +1,40 @@
+"""A slicing policy whose answers stand in the targets of the prefill: each request of a test brings its own."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.policies.registry import Policy, register
+from ampd.types import PrefillTask, Slo
+
+
+@register("slicing", "told")
+class ToldSlices(Policy):
+    """Compute as many tokens as the TTFT target has seconds, after as many tokens of the batch as the ITL target has.
+
+    A negative TTFT target makes it fail. Ranks but the first would compute more, so they must not ask.
+    """
+
+    @property
+    def shares_passes(self) -> bool:
+        return True
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        slo = situation.task.slo
+        if slo.ttft_s < 0:
+            raise ValueError("told to fail")
+        if max(round_.tokens for round_ in situation.running) < slo.itl_s:
+            return Wait(1.0)
+        return Compute(int(slo.ttft_s) + 64 * _rank())
+
+
+def _rank() -> int:
+    torch: Any = sys.modules.get("torch")  # also where it is not installed
+    return torch.distributed.get_rank() if torch and torch.distributed.is_initialized() else 0
+
+
+def told(tokens: int, after: int = 0, hist_tokens: int = 0, incr_tokens: int = 1) -> PrefillTask:
+    """A prefill whose passes take so many tokens, once a round of the batch has `after` tokens."""
+    return PrefillTask("t", "s", hist_tokens, incr_tokens, 0.0, Slo(float(tokens), float(after)))

@@ -1,0 +1,290 @@
+"""The sizes of the passes that SGLang's scheduler shares between prefills and its decode batch.
+
+SGLang cuts prefills into chunks of one configured size. `defer_prefill` and `sized_prefill` wrap two methods of its
+scheduler, so that the slicing policy chooses the size of each chunk instead, or a step of the batch alone.
+
+Only where SGLang mixes, a chunk is a step too. It does not mix where the prefill or the batch wants log-probabilities.
+Then the batch pauses for a chunk of the size that the policy chose.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+from typing import Any
+
+from ampd.perf.piecewise import load_performance_model
+from ampd.policies.registry import SLICING
+from ampd.serving.pass_sizes import PassSizes
+from ampd.types import Parallelism, PrefillTask, RunningRound
+from workers.engines.sglang_share import known
+
+log = logging.getLogger(__name__)
+
+_OWN = -1
+"""Instead of a number of tokens: the chunk that SGLang is configured with."""
+
+
+# -- hooks in SGLang's scheduler
+
+
+def defer_prefill(original: Callable[..., bool], scheduler: Any, running_batch: Any) -> bool:
+    """Around `Scheduler._should_defer_prefill`, which says that the next pass is a step of the batch alone."""
+    if original(scheduler, running_batch):
+        return True
+    return bool(scheduler.is_mixed_chunk) and not _passes(scheduler).choose(running_batch.reqs)
+
+
+def sized_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """Around `Scheduler.get_new_batch_prefill`, which makes the batch of the next pass, if it prefills."""
+    if not scheduler.is_mixed_chunk:
+        return original(scheduler, running_batch)
+    passes = _passes(scheduler)
+    own_tokens = scheduler.chunked_prefill_size
+    scheduler.chunked_prefill_size = passes.chunk_tokens
+    try:
+        plan = original(scheduler, running_batch)
+    finally:
+        # It also says how much memory a new request may need.
+        scheduler.chunked_prefill_size = own_tokens
+    if rids := last_passes(plan.batch_to_run, scheduler.chunked_req):
+        passes.linker.tell_last_passes(rids)
+    return plan
+
+
+def _passes(scheduler: Any) -> SchedulerPasses:
+    found: SchedulerPasses | None = getattr(scheduler, "ampd_passes", None)
+    if found is None:
+        found = scheduler.ampd_passes = SchedulerPasses(scheduler)
+    return found
+
+
+class SchedulerPasses:
+    """Chooses the passes of one rank's scheduler. Rank 0 asks the policy, because the clocks of ranks differ.
+
+    Attributes:
+        linker: the rank's `KvLinker`.
+        chunk_tokens: of the next pass, in SGLang's terms: the rows of the batch are part of it.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._own_tokens: int = scheduler.chunked_prefill_size
+        self._has_failed = False
+        self.linker = scheduler.tree_cache.linker.cache_linker
+        self.chunk_tokens: int = self._own_tokens
+
+    def choose(self, running: Sequence[Any]) -> int:
+        """Choose the next pass, and return its `chunk_tokens`; 0: it is a step of the batch alone.
+
+        Args:
+            running: the requests of the batch.
+        """
+        now_s = time.monotonic()
+        note_first_tokens(running, now_s)
+        self.chunk_tokens = self._own_tokens
+        scheduler = self._scheduler
+        # Those whose grammar is not ready yet may become ready for this very pass.
+        waiting = [*scheduler.waiting_queue, *scheduler.grammar_manager.grammar_queue]
+        # This is equal on all ranks, and so is the queue.
+        if self.linker.passes is not None and running and (waiting or scheduler.chunked_req is not None):
+            chosen = self._agreed(lambda: self._chosen(scheduler.chunked_req, waiting, running, now_s))
+            if chosen != _OWN:
+                self.chunk_tokens = chosen
+        return self.chunk_tokens
+
+    def _agreed(self, choose: Callable[[], int]) -> int:
+        """What rank 0 chooses."""
+        group = self._scheduler.tp_group
+        if group.world_size == 1:
+            return choose()
+        import torch
+
+        chosen = torch.tensor([choose() if group.rank_in_group == 0 else 0])
+        torch.distributed.broadcast(chosen, src=group.ranks[0], group=group.cpu_group)
+        return int(chosen[0])
+
+    def _chosen(self, chunked: Any, waiting: Sequence[Any], running: Sequence[Any], now_s: float) -> int:
+        try:
+            prefills = Prefills.of(chunked, waiting, self._page_tokens)
+            return chunk_tokens(
+                prefills, running, self._sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
+            )
+        except Exception:  # a user's policy may raise anything, and the engine must go on
+            if not self._has_failed:
+                log.exception("the slicing policy failed: SGLang's own chunks are computed, without another line")
+            self._has_failed = True
+            return _OWN
+
+    @property
+    def _page_tokens(self) -> int:
+        return int(self._scheduler.page_size)
+
+    @cached_property
+    def _sizes(self) -> PassSizes:
+        return pass_sizes(self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size), self._grain_tokens())
+
+    def _grain_tokens(self) -> int:
+        """Between which tokens prefills are cut."""
+        grain = lcm(self._page_tokens, self._scheduler.truncation_align_size or 1)
+        if self._scheduler.tree_cache.supports_mamba():
+            from sglang.srt.runtime_context import mamba_cache_chunk_size
+
+            # Only there a state is kept.
+            grain = lcm(grain, mamba_cache_chunk_size())
+        return grain
+
+
+def pass_sizes(names: Mapping[str, str], parallelism: Parallelism, page_tokens: int) -> PassSizes:
+    """The sizes of an engine. `names`: `slicing` and `perf` of the worker's settings."""
+    model = load_performance_model(names["perf"])
+    return PassSizes(SLICING.create_named(names["slicing"]), model, parallelism, page_tokens)
+
+
+# -- what they decide, for any objects with the fields of SGLang's requests and batches
+
+
+@dataclass(frozen=True, slots=True)
+class Prefills:
+    """What a scheduler has to prefill.
+
+    Attributes:
+        oldest: what is left of the prefill that SGLang has begun, or of the first one that waits; None: it has no
+            targets, or there is none.
+        left_tokens: of each prefill.
+        has_begun: SGLang has begun the first of them.
+        handed_over: requests that were prefilled elsewhere and lack a page at most.
+        missing_tokens: of each of these.
+    """
+
+    oldest: PrefillTask | None
+    left_tokens: list[int]
+    has_begun: bool
+    handed_over: list[Any]
+    missing_tokens: list[int]
+
+    @classmethod
+    def of(cls, chunked: Any, waiting: Sequence[Any], page_tokens: int) -> Prefills:
+        """Args: chunked: SGLang's unfinished request, or None. waiting: the other requests, first come first."""
+        begun = [] if chunked is None else [chunked]
+        cached = [(request, cached_tokens(request)) for request in waiting]
+        lefts = [(chunked, _context_tokens(chunked) - chunked.prefix_len)] if begun else []
+        handed: list[tuple[Any, int]] = []
+        for request, tokens in cached:
+            left = max(_context_tokens(request) - tokens, 1)
+            # With more to compute it is a prefill like any other: its KV was lost on the way.
+            is_handed_over = known(request).is_handed_over and left <= page_tokens + 1
+            (handed if is_handed_over else lefts).append((request, left))
+        oldest: PrefillTask | None = None
+        if lefts and (task := known(lefts[0][0]).task) is not None:
+            request, left = lefts[0]
+            oldest = task.with_tokens(_context_tokens(request) - left, left)
+        return cls(
+            oldest,
+            [left for _, left in lefts],
+            bool(begun),
+            [request for request, _ in handed],
+            [left for _, left in handed],
+        )
+
+
+def cached_tokens(request: Any) -> int:
+    """Tokens of a waiting request that need not be computed.
+
+    SGLang looks them up when it makes a batch. Before the first time the worker's own count is what there is.
+    """
+    task = known(request).task
+    return int(request.num_matched_prefix_tokens) or (task.hist_tokens if task else 0)
+
+
+def chunk_tokens(
+    prefills: Prefills,
+    running: Sequence[Any],
+    sizes: PassSizes,
+    now_s: float,
+    *,
+    page_tokens: int,
+    most_tokens: int,
+) -> int:
+    """The size of the next pass, in SGLang's terms; 0: a step of the batch alone; `_OWN`: without targets.
+
+    What the policy says does not count the rounds that were handed over. SGLang counts them, and each row of the batch
+    as a token. It takes shorter requests first as far as they fit whole beside a page of the prefill that has begun
+    (`shortest-prefill-first`), so handed-over rounds need room for a page each, and that page.
+
+    Args:
+        running: the requests of the batch.
+        most_tokens: the chunk that SGLang is configured with. Its buffers have that size.
+    """
+    tokens = 0
+    if prefills.left_tokens:
+        if prefills.oldest is None:
+            return _OWN
+        rounds = running_rounds(running, prefills.handed_over, now_s)
+        tokens = sizes.tokens(prefills.oldest, sum(prefills.left_tokens), rounds, now_s)
+    if tokens >= sum(prefills.left_tokens):
+        tokens = _full_pages(prefills.left_tokens, page_tokens)
+    if not tokens and prefills.handed_over and prefills.has_begun:
+        tokens = page_tokens
+    tokens += _full_pages(prefills.missing_tokens, page_tokens)
+    if not tokens:
+        return 0
+    room = (most_tokens - len(running)) // page_tokens * page_tokens
+    return min(tokens, room) + len(running) if room > 0 else _OWN
+
+
+def _full_pages(tokens: Sequence[int], page_tokens: int) -> int:
+    return sum([-(-each // page_tokens) for each in tokens]) * page_tokens
+
+
+def note_first_tokens(running: Sequence[Any], now_s: float) -> None:
+    """Note for each request of the batch when its first token came: when it is first seen with one."""
+    for request in running:
+        if request.output_ids and (about := known(request)).first_s is None:
+            about.first_s = now_s
+
+
+def running_rounds(running: Sequence[Any], handed_over: Sequence[Any], now_s: float) -> list[RunningRound]:
+    """The rounds with a first token and with targets, those included that wait for their hand-over pass.
+
+    In the overlapped schedule this is asked while a pass computes. Its tokens are not counted, and neither is its time:
+    the rounds are taken as they were when it began. What is added meanwhile is a token for the time of a pass, which is
+    a target's worth if the policy chose its size, and less time otherwise. So the pause is never taken to be longer
+    than it may be.
+    """
+    rounds = []
+    for request in running:
+        about = known(request)
+        if about.task is None or request.sampling_params.max_new_tokens <= len(request.output_ids):
+            continue  # no targets, or no further token: a slice
+        rounds.append(_round(request, now_s))
+    return rounds + [_round(request, now_s) for request in handed_over]
+
+
+def _round(request: Any, now_s: float) -> RunningRound:
+    about = known(request)
+    assert about.task is not None
+    # A first token that is being computed counts from now.
+    tokens = max(len(request.output_ids) + about.is_handed_over, 1)
+    elapsed_s = 0.0 if about.first_s is None else now_s - about.first_s
+    return RunningRound(tokens, elapsed_s, about.task.slo.itl_s, _context_tokens(request))
+
+
+def _context_tokens(request: Any) -> int:
+    return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def last_passes(batch: Any, chunked: Any) -> list[str]:
+    """The ids of requests whose prefill ends with this pass beside a step of the batch, if the worker wants to know."""
+    if batch is None or not batch.decoding_reqs:
+        return []
+    decoding = {id(request) for request in batch.decoding_reqs}
+    return [
+        request.rid
+        for request in batch.reqs
+        if request is not chunked and id(request) not in decoding and known(request).tells
+    ]
