@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ampd.page_keys import page_keys
+from ampd.perf.model import PerformanceModel
+from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import reloading_pays
-from workers.engines.base import EngineLostError, EngineOutput, EngineRequest
+from workers.engines.base import EngineInfo, EngineLostError, EngineOutput, EngineRequest
 
 if TYPE_CHECKING:
-    from workers.engines.sglang import SglangEngine
+    from workers.kv.worker_process.store_exchange import StoreExchange
 
 
 @dataclass(slots=True)
@@ -22,10 +24,30 @@ class Running:
     decodes: bool = False
 
 
+class AccountedEngine(Protocol):
+    """What an account needs of `SglangEngine`."""
+
+    _running: dict[str, Running]
+    _on_last_pass: dict[str, Callable[[], None]]
+    _next_rounds: NextRounds | None
+    _model: PerformanceModel | None
+    _kv: StoreExchange | None
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def kv(self) -> StoreExchange: ...
+
+    async def gone(self, rid: str) -> None:
+        """Return when SGLang works on no choice of a request any more."""
+        ...
+
+
 class RequestAccount:
     """Accounts for one request while it runs: its load, its session's KV, the pages that it loads, if it may."""
 
-    def __init__(self, engine: SglangEngine, request: EngineRequest, *, loads: bool) -> None:
+    def __init__(self, engine: AccountedEngine, request: EngineRequest, *, loads: bool) -> None:
         self._engine = engine
         self._request = request
         self._loads = loads
