@@ -88,7 +88,14 @@ class Slices:
 
     def _step(self, tasks: Sequence[PrefillTask], running: Sequence[RunningRound], now_s: float) -> SliceStep:
         task = tasks[0] if len(tasks) == 1 else as_one(tasks)
-        situation = self._situation(task, running, now_s)
+        situation = SlicingSituation(
+            model=self._model,
+            now_s=now_s,
+            task=task,
+            running=running,
+            parallelism=self._parallelism,
+            role=self._role(),
+        )
         shares_passes = self._policy.shares_passes
         chosen = Compute(self._policy.turn(situation)) if shares_passes else self._policy.slice(situation)
         if isinstance(chosen, Wait):
@@ -100,16 +107,6 @@ class Slices:
         page = self._page_tokens
         end_tokens = max((task.hist_tokens + chosen.tokens) // page, task.hist_tokens // page + 1) * page
         return Rest(share) if end_tokens >= task.context_tokens else ComputeTo(end_tokens, share)
-
-    def _situation(self, task: PrefillTask, running: Sequence[RunningRound], now_s: float) -> SlicingSituation:
-        return SlicingSituation(
-            model=self._model,
-            now_s=now_s,
-            task=task,
-            running=running,
-            parallelism=self._parallelism,
-            role=self._role(),
-        )
 
 
 def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:

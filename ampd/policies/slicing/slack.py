@@ -85,39 +85,33 @@ class SlackSlicing(Policy):
         return self.mixes
 
     def turn(self, situation: SlicingSituation) -> int:
-        task = situation.task
-        longest_s = self._longest_s(situation)
-        whole_s = situation.model.prefill_s(task.hist_tokens, task.incr_tokens, situation.parallelism)
-        return task.incr_tokens if whole_s <= longest_s else most_tokens(situation, longest_s)
+        return _tokens_in(situation, self._longest_s(situation, _shortest_s(situation)), _whole_s(situation))
 
     def slice(self, situation: SlicingSituation) -> Slice:
         return self._beside_step(situation) if self.mixes else self._between_steps(situation)
 
     def _between_steps(self, situation: SlicingSituation) -> Slice:
-        task, model, parallelism = situation.task, situation.model, situation.parallelism
-        whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
+        shortest_s, whole_s = _shortest_s(situation), _whole_s(situation)
         budget_s, gain_s, step_s = self._budget(situation, self.AHEAD_TOKENS)
-        needed_s = min(self.LEAST_PASSES * _shortest_s(situation), whole_s)
+        needed_s = min(self.LEAST_PASSES * shortest_s, whole_s)
         if budget_s < needed_s and self._may_wait(situation):
             # Never for longer than for a lost round: the gain of a step may be next to nothing, and batches change.
             steps = min(ceil((needed_s - budget_s) / gain_s), self.LOST_TOKENS)
             # Half a step early, because a prefill that is submitted during a step runs after it.
             return Wait((steps - 0.5) * step_s)
-        allowed_s = max(min(budget_s, self._longest_s(situation)), needed_s)
-        return Compute(task.incr_tokens if whole_s <= allowed_s else most_tokens(situation, allowed_s))
+        allowed_s = max(min(budget_s, self._longest_s(situation, shortest_s)), needed_s)
+        return Compute(_tokens_in(situation, allowed_s, whole_s))
 
     def _beside_step(self, situation: SlicingSituation) -> Slice:
-        task, model, parallelism = situation.task, situation.model, situation.parallelism
         budget_s, _, step_s = self._budget(situation, 0.0)
         # The step has read the weights already.
-        budget_s += model.decode_step_s(len(situation.running), 0, parallelism)
+        budget_s += situation.model.decode_step_s(len(situation.running), 0, situation.parallelism)
         if budget_s < self.LEAST_BESIDE_PASSES * _shortest_s(situation) and self._may_wait(situation):
             return Wait(step_s)
-        whole_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-        return Compute(task.incr_tokens if whole_s <= budget_s else most_tokens(situation, budget_s))
+        return Compute(_tokens_in(situation, budget_s, _whole_s(situation)))
 
-    def _longest_s(self, situation: SlicingSituation) -> float:
-        return max(self.quantum * situation.task.slo.ttft_s, self.QUANTUM_PASSES * _shortest_s(situation))
+    def _longest_s(self, situation: SlicingSituation, shortest_s: float) -> float:
+        return max(self.quantum * situation.task.slo.ttft_s, self.QUANTUM_PASSES * shortest_s)
 
     def _may_wait(self, situation: SlicingSituation) -> bool:
         task = situation.task
@@ -153,6 +147,16 @@ class SlackSlicing(Policy):
 
 def _shortest_s(situation: SlicingSituation) -> float:
     return shortest_pass_s(situation.model, situation.task.hist_tokens, situation.parallelism)
+
+
+def _whole_s(situation: SlicingSituation) -> float:
+    task = situation.task
+    return situation.model.prefill_s(task.hist_tokens, task.incr_tokens, situation.parallelism)
+
+
+def _tokens_in(situation: SlicingSituation, seconds: float, whole_s: float) -> int:
+    """All that is left if its `whole_s` fit into `seconds`, else `most_tokens`."""
+    return situation.task.incr_tokens if whole_s <= seconds else most_tokens(situation, seconds)
 
 
 def most_tokens(situation: SlicingSituation, seconds: float) -> int:

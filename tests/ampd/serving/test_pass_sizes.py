@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.policies.base import Compute, Slice, Wait
 from ampd.serving.pass_sizes import PassSizes, divided
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from tests.ampd.serving.fixed_slices import FixedSlices
 
 MODEL = load_performance_model("tiny-cpu")
 BATCH = [RunningRound(tokens=5, elapsed_s=0.1, itl_slo_s=0.05, context_tokens=100)]
@@ -19,25 +18,8 @@ OLDEST = PrefillTask("t", "t", 320, 200, 0.0, Slo(1.0, 0.1))
 PAGE = 16
 
 
-@dataclass
-class Fixed:
-    """Gives one answer, and keeps the last situation."""
-
-    answer: Slice
-    is_whole: bool = False
-    shares_passes: bool = True
-    situation: SlicingSituation | None = None
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        self.situation = situation
-        return self.answer
-
-    def turn(self, situation: SlicingSituation) -> int:
-        raise NotImplementedError
-
-
 def size(answer: Slice, left_tokens: int = 500, running: list[RunningRound] = BATCH) -> int:
-    return PassSizes(Fixed(answer), MODEL, Parallelism(), PAGE).tokens(OLDEST, left_tokens, running, 2.0)
+    return PassSizes(FixedSlices(answer), MODEL, Parallelism(), PAGE).tokens(OLDEST, left_tokens, running, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +36,7 @@ def test_a_policy_that_waits_gets_a_step_of_the_batch_alone() -> None:
 
 
 def test_the_policy_sees_all_that_is_left_as_one_prefill() -> None:
-    policy = Fixed(Compute(1))
+    policy = FixedSlices(Compute(1))
     PassSizes(policy, MODEL, Parallelism(2), PAGE).tokens(OLDEST, 500, BATCH, 7.0)
     seen = policy.situation
     assert seen is not None

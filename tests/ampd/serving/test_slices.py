@@ -1,38 +1,19 @@
 """The steps of a sliced prefill: full pages, waits for the decode batch, and passes of several."""
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.policies.base import Compute, Slice, Wait
 from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.serving.slices import ComputeTo, LookUp, Rest, Slices, SliceStep, left_after, with_held
 from ampd.types import Parallelism, PrefillTask, Role, RunningRound, Slo
+from tests.ampd.serving.fixed_slices import FixedSlices
 
 MODEL = load_performance_model("tiny-cpu")
 BATCH = [RunningRound(tokens=5, elapsed_s=0.1, itl_slo_s=0.05, context_tokens=100)]
 PAGE = 16
-
-
-@dataclass
-class Fixed:
-    """Gives one answer, and keeps the last situation."""
-
-    answer: Slice
-    is_whole: bool = False
-    shares_passes: bool = False
-    situation: SlicingSituation | None = None
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        self.situation = situation
-        return self.answer
-
-    def turn(self, situation: SlicingSituation) -> int:
-        self.situation = situation
-        return 100
 
 
 def task(hist_tokens: int, incr_tokens: int, name: str = "t") -> PrefillTask:
@@ -43,7 +24,7 @@ def step(
     answer: Slice, *tasks: PrefillTask, beside: list[RunningRound] | None = None, is_exact: bool = True
 ) -> SliceStep:
     running = BATCH if beside is None else beside
-    return Slices(Fixed(answer), MODEL, Parallelism(), PAGE, lambda: Role.DECODE).next(
+    return Slices(FixedSlices(answer), MODEL, Parallelism(), PAGE, lambda: Role.DECODE).next(
         tasks, running, 1.0, is_exact=is_exact
     )
 
@@ -74,7 +55,7 @@ def test_all_that_is_left_is_the_rest(tokens: int) -> None:
 
 
 def test_an_engine_that_shares_passes_gets_prefills_turn_by_turn() -> None:
-    policy = Fixed(Wait(9.0), shares_passes=True)
+    policy = FixedSlices(Wait(9.0), shares_passes=True)
     slices = Slices(policy, MODEL, Parallelism(), PAGE, lambda: Role.DECODE)
     assert slices.next([task(320, 680)], BATCH, 1.0, is_exact=True) == ComputeTo(416), "the engine waits, if it has to"
     assert slices.next([task(320, 680)], BATCH, 1.0, is_exact=False) == LookUp()
@@ -104,7 +85,7 @@ def test_a_pass_of_several_is_not_cut_but_may_wait() -> None:
 
 
 def test_the_policy_sees_a_pass_as_one_prefill() -> None:
-    policy = Fixed(Compute(1))
+    policy = FixedSlices(Compute(1))
     Slices(policy, MODEL, Parallelism(2), PAGE, lambda: Role.MIXED).next(
         [task(160, 100, "a"), task(0, 300, "b")], BATCH, 7.0, is_exact=True
     )
@@ -129,7 +110,7 @@ def test_slices_end_and_each_begins_where_the_last_one_ended(
     left = with_held(task(known, prompt - known), held, page)
     assert left.hist_tokens % page == 0
     assert left.hist_tokens <= held
-    slices = Slices(Fixed(Compute(tokens)), MODEL, Parallelism(), page, lambda: Role.DECODE)
+    slices = Slices(FixedSlices(Compute(tokens)), MODEL, Parallelism(), page, lambda: Role.DECODE)
     while isinstance(chosen := slices.next([left], BATCH, 0.0, is_exact=True), ComputeTo):
         assert left.hist_tokens < chosen.end_tokens < prompt
         assert chosen.end_tokens % page == 0

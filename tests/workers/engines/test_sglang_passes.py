@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.policies.base import Compute, Wait
 from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.harness.told_slices import told
 from workers.engines.base import PassShare
 from workers.engines.sglang_passes import (
@@ -29,24 +30,7 @@ PAGE, MOST = 16, 2048
 NOW_S = 100.0
 
 
-@dataclass
-class Fixed:
-    """Gives one answer, and keeps the last situation."""
-
-    answer: Slice
-    is_whole: bool = False
-    shares_passes: bool = True
-    asked: SlicingSituation | None = None
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        self.asked = situation
-        return self.answer
-
-    def turn(self, situation: SlicingSituation) -> int:
-        return situation.task.incr_tokens
-
-
-def sizes(policy: Fixed) -> PassSizes:
+def sizes(policy: FixedSlices) -> PassSizes:
     return PassSizes(policy, load_performance_model("tiny-cpu"), Parallelism(), PAGE)
 
 
@@ -82,7 +66,7 @@ def handed_over(prompt: int, hist_tokens: int, matched: int = 0) -> Any:
 STREAM = request(100, 5, PassShare(task()))
 
 
-def chunk(chunked: Any, waiting: list[Any], policy: Fixed, running: list[Any] | None = None) -> int:
+def chunk(chunked: Any, waiting: list[Any], policy: FixedSlices, running: list[Any] | None = None) -> int:
     rows = [STREAM] if running is None else running
     prefills = Prefills.of(chunked, waiting, PAGE)
     return chunk_tokens(prefills, rows, sizes(policy), NOW_S, page_tokens=PAGE, most_tokens=MOST)
@@ -97,54 +81,54 @@ def test_a_share_is_the_same_in_the_scheduler() -> None:
 
 
 def test_the_policy_is_asked_for_all_prefills_behind_the_history_of_the_one_that_has_begun() -> None:
-    policy = Fixed(Compute(64))
+    policy = FixedSlices(Compute(64))
     begun = request(700, share=PassShare(task(0, 700)), prefix=320)
     waiting = [request(200, share=PassShare(task(96, 104))), request(50, share=PassShare(task()), matched=32)]
     assert chunk(begun, waiting, policy) == 64 + 1, "a row of the batch is a token, too"
-    assert policy.asked is not None
-    assert policy.asked.task == task(0, 700).with_tokens(320, 380 + 104 + 18)
-    assert policy.asked.now_s == NOW_S
+    assert policy.situation is not None
+    assert policy.situation.task == task(0, 700).with_tokens(320, 380 + 104 + 18)
+    assert policy.situation.now_s == NOW_S
 
 
 def test_what_is_waiting_first_is_the_oldest_if_none_has_begun() -> None:
-    policy = Fixed(Compute(64))
+    policy = FixedSlices(Compute(64))
     assert chunk(None, [handed_over(100, 96), request(200, share=PassShare(task(96, 104)))], policy) == 64 + 16 + 1
-    assert policy.asked is not None
-    assert (policy.asked.task.hist_tokens, policy.asked.task.incr_tokens) == (96, 104)
+    assert policy.situation is not None
+    assert (policy.situation.task.hist_tokens, policy.situation.task.incr_tokens) == (96, 104)
 
 
 def test_what_is_left_is_taken_whole_in_full_pages_of_each() -> None:
     begun = request(700, share=PassShare(task(0, 700)), prefix=690)
-    assert chunk(begun, [request(40, share=PassShare(task(0, 40)))], Fixed(Compute(50))) == 16 + 48 + 1
+    assert chunk(begun, [request(40, share=PassShare(task(0, 40)))], FixedSlices(Compute(50))) == 16 + 48 + 1
 
 
 def test_handed_over_rounds_have_their_own_room_and_need_a_page_of_the_prefill_that_has_begun() -> None:
     begun = request(700, share=PassShare(task(0, 700)), prefix=320)
     rounds = [handed_over(100, 96), handed_over(200, 0, matched=199)]
-    assert chunk(begun, rounds, Fixed(Compute(64))) == 64 + 2 * 16 + 1
-    assert chunk(begun, rounds, Fixed(Wait(1.0))) == 16 + 2 * 16 + 1
-    assert chunk(None, rounds, Fixed(Wait(1.0))) == 2 * 16 + 1
+    assert chunk(begun, rounds, FixedSlices(Compute(64))) == 64 + 2 * 16 + 1
+    assert chunk(begun, rounds, FixedSlices(Wait(1.0))) == 16 + 2 * 16 + 1
+    assert chunk(None, rounds, FixedSlices(Wait(1.0))) == 2 * 16 + 1
 
 
 def test_a_round_whose_kv_was_lost_on_the_way_is_a_prefill() -> None:
-    assert chunk(None, [handed_over(700, 0)], Fixed(Wait(1.0))) == 0
-    assert chunk(None, [handed_over(700, 0)], Fixed(Compute(64))) == 64 + 1
+    assert chunk(None, [handed_over(700, 0)], FixedSlices(Wait(1.0))) == 0
+    assert chunk(None, [handed_over(700, 0)], FixedSlices(Compute(64))) == 64 + 1
 
 
 def test_a_step_of_the_batch_alone() -> None:
-    assert chunk(None, [request(700, share=PassShare(task(0, 700)))], Fixed(Wait(1.0))) == 0
+    assert chunk(None, [request(700, share=PassShare(task(0, 700)))], FixedSlices(Wait(1.0))) == 0
 
 
 def test_no_chunk_is_larger_than_the_configured_one() -> None:
     long = request(9000, share=PassShare(task(0, 9000)))
-    assert chunk(None, [long], Fixed(Compute(9000))) == (MOST - 16) + 1
+    assert chunk(None, [long], FixedSlices(Compute(9000))) == (MOST - 16) + 1
 
 
 def test_requests_without_targets_are_left_to_sglang() -> None:
-    policy = Fixed(Wait(1.0))
+    policy = FixedSlices(Wait(1.0))
     own = -1
     assert chunk(None, [request(700)], policy) == own
-    assert policy.asked is None
+    assert policy.situation is None
     long = request(700, share=PassShare(task(0, 700)))
     assert chunk(None, [long], policy, running=[request(10, 5)]) == 704 + 1, "nobody minds"
 
