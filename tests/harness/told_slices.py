@@ -1,4 +1,8 @@
-"""A slicing policy whose answers stand in the targets of the prefill: each request of a test brings its own."""
+"""A slicing policy whose answers stand in the targets of the prefill: each request of a test brings its own.
+
+The module `told_policy` registers it. Only processes of an engine import that, because a process that does knows one
+policy more than the documents describe.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,10 @@ import sys
 from typing import Any
 
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
-from ampd.policies.registry import Policy, register
+from ampd.policies.registry import Policy
 from ampd.types import PrefillTask, Slo
 
 
-@register("slicing", "told")
 class ToldSlices(Policy):
     """Compute as many tokens as the TTFT target has seconds, after as many tokens of the batch as the ITL target has.
 

@@ -150,7 +150,10 @@ async def test_coordinators_and_workers_of_a_graph_run_compiled(
             assert second["hist_tokens"] > 0, (first, second)
             # Several at once, so that queues are published.
             replies = await asyncio.gather(
-                *(client.post("/v1/chat/completions", json=chat(HELLO), headers=session(f"s{n}")) for n in range(16))
+                *(
+                    client.post("/v1/chat/completions", json=chat(HELLO, max_tokens=40), headers=session(f"s{n}"))
+                    for n in range(16)
+                )
             )
             assert {reply.status_code for reply in replies} == {200}
         assert not supervisor.ended()

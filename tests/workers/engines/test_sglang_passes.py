@@ -10,10 +10,11 @@ import pytest
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Wait
+from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
-from tests.harness.told_slices import told
+from tests.harness.told_slices import ToldSlices, told
 from workers.engines.base import PassShare
 from workers.engines.sglang_passes import (
     Prefills,
@@ -28,6 +29,12 @@ from workers.engines.sglang_share import Known, known, share_params
 
 PAGE, MOST = 16, 2048
 NOW_S = 100.0
+
+
+@pytest.fixture(autouse=True)
+def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+    SLICING.names()
+    monkeypatch.setitem(SLICING._policies, "told", ToldSlices)
 
 
 def sizes(policy: FixedSlices) -> PassSizes:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from ampd.policies.registry import MODULES_VARIABLE
+from ampd.policies.registry import MODULES_VARIABLE, SLICING
 from ampd.tiny_model import make_tiny_model
 
 pytest.importorskip("sglang", exc_type=ImportError)
@@ -157,8 +157,9 @@ async def sharing(folder: Path, tp: int = 1, **changed: object) -> AsyncIterator
     notes = folder / "passes"
     notes.mkdir()
     settings = pair_settings(make_tiny_model(folder / "tiny"), tp).model_copy(update=changed)
+    SLICING.names()  # this process must not import the module that the environment names below
     with pytest.MonkeyPatch.context() as patch, in_engine_processes(note_passes, str(notes)):
-        patch.setenv(MODULES_VARIABLE, "tests.harness.told_slices")
+        patch.setenv(MODULES_VARIABLE, "tests.harness.told_policy")
         engine = SglangEngine(settings, shares_passes=True, passes={"slicing": "told", "perf": "tiny-cpu"})
         try:
             await engine.start()
