@@ -8,6 +8,7 @@ from statistics import fmean
 
 from benchmarks import markdown_table
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Engine, on
+from benchmarks.best_layouts.limit import most_sessions_per_s
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
 from benchmarks.geometric import geometric_interval, geometric_mean
 from benchmarks.policies.report import goodput_text, ratio_text
@@ -45,6 +46,11 @@ def summary_table(outcomes: Outcomes) -> str:
                     found = (_ratio(each, contestant.label, kind, engines, criterion) for each in outcomes.values())
                     row += _summary([each[0] for each in found if each])
                 rows.append(row)
+        row = [f"limit of any policy, {name}"]
+        for kind, engines in _compared_with(Engine.SHARES):
+            found = (_limit_ratio(setting, each, kind, engines, criterion) for setting, each in outcomes.items())
+            row += _summary([each[0] for each in found if each])
+        rows.append(row)
     names = ("best rival that pauses", "best of all rivals", "best of our parts")
     heads = [f"/ {name}, {what}" for name in names for what in ("mean", "lowest", "below 1")]
     return markdown_table.table(["ours, from the even split", *heads], rows)
@@ -69,13 +75,14 @@ def setting_table(outcomes: Outcomes, criterion: str, engine: Engine) -> str:
     rows = []
     for setting, seeds in outcomes.items():
         mine = mean_interval([each.ours[recommended][criterion] for each in seeds])
-        row = [f"{setting.name} {setting.gpu}", str(len(seeds)), goodput_text(mine)]
+        limit = f"{most_sessions_per_s(setting):.3g}"
+        row = [f"{setting.name} {setting.gpu}", str(len(seeds)), limit, goodput_text(mine)]
         for kind, engines in _compared_with(engine):
             label, values = _best(seeds, kind, engines, criterion)
             row.append(f"{goodput_text(mean_interval(values))} {label}".strip())
             row.append(ratio_text(_ratio(seeds, recommended, kind, engines, criterion)))
         rows.append(row)
-    heads = ["setting", "seeds", "ours looking ahead"]
+    heads = ["setting", "seeds", "limit of any policy", "ours looking ahead"]
     for name in ("best rival that pauses", "best of all rivals", "best of our parts"):
         heads += [name, "ours over it"]
     return markdown_table.table(heads, rows)
@@ -120,3 +127,10 @@ def _ratio(
 ) -> tuple[float, float, float] | None:
     _, best = _best(seeds, kind, engines, criterion)
     return ratio([each.ours[label][criterion] for each in seeds], best)
+
+
+def _limit_ratio(
+    setting: Setting, seeds: Sequence[Outcome], kind: str, engines: Sequence[Engine], criterion: str
+) -> tuple[float, float, float] | None:
+    _, best = _best(seeds, kind, engines, criterion)
+    return ratio([most_sessions_per_s(setting)] * len(seeds), best)

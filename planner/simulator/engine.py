@@ -63,7 +63,7 @@ class SimulatedEngine:
         self._reloads = reloads
         self.batch = DecodeBatch(options.window_s, gaps)
         self._waiting: deque[SimulatedRequest] = deque()
-        self._prefilling = Prefilling()
+        self._prefilling = Prefilling(memory.page_tokens)
         self._busy = False
         self._is_ending_pass = False
         self._late: list[SimulatedRequest] = []

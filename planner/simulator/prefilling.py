@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ampd.page_keys import PAGE_TOKENS
 from ampd.serving.pass_sizes import divided
 from ampd.types import PrefillTask
 from planner.simulator.request import SimulatedRequest
@@ -16,13 +15,17 @@ Part = tuple[int, int]
 class Prefilling:
     """Admitted prefills, the oldest first, and the pass that computes some of them.
 
+    Args:
+        page_tokens: the engine cuts prefills between pages of this size.
+
     Attributes:
         in_pass: the prefills of the pass, with the tokens that it computes of each.
     """
 
-    __slots__ = ("_requests", "in_pass")
+    __slots__ = ("_page_tokens", "_requests", "in_pass")
 
-    def __init__(self) -> None:
+    def __init__(self, page_tokens: int) -> None:
+        self._page_tokens = page_tokens
         self._requests: list[SimulatedRequest] = []
         self.in_pass: list[tuple[SimulatedRequest, int]] = []
 
@@ -64,7 +67,7 @@ class Prefilling:
         others = [request for request in self._requests if not request.is_handed_over]
         lefts = [request.left_tokens for request in others]
         self.in_pass = [(request, request.left_tokens) for request in handed_over]
-        self.in_pass += [(others[index], tokens) for index, tokens in divided(lefts, most_tokens, PAGE_TOKENS)]
+        self.in_pass += [(others[index], tokens) for index, tokens in divided(lefts, most_tokens, self._page_tokens)]
         return self._parts()
 
     def _parts(self) -> list[Part]:

@@ -26,8 +26,17 @@ NAME = "llama-3.1-8b tau-bench-airline 1xTP1+1xTP1 h100"
 
 def test_a_win_and_a_loss_are_shown_with_the_layouts() -> None:
     text = tables({TINY: [outcome(6.0, 4.0, 8.0, shared=2.0)]})
-    assert f"| {NAME} | 1 | 6 | 4 always-remote 1+1 | 1.50 | 8 co-located | 0.75 | 8 co-located ours | 0.75 |" in text
-    assert f"| {NAME} | 1 | 12 | 4 always-remote 1+1 | 3.00 | 8 co-located | 1.50 | 16 co-located ours | 0.75 |" in text
+    assert (
+        f"| {NAME} | 1 | 24.5 | 6 | 4 always-remote 1+1 | 1.50 | 8 co-located | 0.75 | 8 co-located ours | 0.75 |"
+        in text
+    )
+    assert (
+        f"| {NAME} | 1 | 24.5 | 12 | 4 always-remote 1+1 | 3.00 | 8 co-located | 1.50 | 16 co-located ours | 0.75 |"
+        in text
+    )
+    assert (
+        "| limit of any policy, rounds | 6.13 | 6.13 | 0 of 1 | 3.07 | 3.07 | 0 of 1 | 1.53 | 1.53 | 0 of 1 |" in text
+    )
     losses = "0.75 | 0.75 | 1 of 1"
     assert f"| ours looking ahead, rounds | 1.50 | 1.50 | 0 of 1 | {losses} | {losses} |" in text
     assert (
@@ -39,6 +48,6 @@ def test_a_win_and_a_loss_are_shown_with_the_layouts() -> None:
 def test_seeds_make_intervals_and_a_rival_that_carries_nothing_makes_no_ratio() -> None:
     text = tables({TINY: [outcome(6.0, 0.0, 8.0), outcome(6.6, 0.0, 8.0), outcome(7.2, 0.0, 8.0)]})
     row = next(line for line in text.splitlines() if line.startswith("| llama"))
-    assert "| 3 | 6.6 ± 1.5 |" in row
+    assert "| 3 | 24.5 | 6.6 ± 1.5 |" in row
     assert "| - |" in row
     assert "0.82 (" in row

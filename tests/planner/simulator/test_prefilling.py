@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampd.page_keys import PAGE_TOKENS
 from ampd.types import PrefillTask
 from planner.simulator.prefilling import Part, Prefilling
 from planner.simulator.request import SimulatedRequest
@@ -35,7 +36,7 @@ def handed_over(name: str, missing_tokens: int) -> SimulatedRequest:
 def test_passes_compute_each_token_once_and_in_order(
     prompts: list[tuple[int, int]], chunk_tokens: int, at_once: int
 ) -> None:
-    prefilling, coming = Prefilling(), requests(prompts)
+    prefilling, coming = Prefilling(PAGE_TOKENS), requests(prompts)
     reached = {each: each.behind_tokens for each in coming}
     finished = []
     waiting = list(coming)
@@ -58,7 +59,7 @@ def test_passes_compute_each_token_once_and_in_order(
 def test_passes_beside_a_batch_compute_each_token_once(
     prompts: list[tuple[int, int]], sizes: list[int], at_once: int
 ) -> None:
-    prefilling, waiting = Prefilling(), requests(prompts)
+    prefilling, waiting = Prefilling(PAGE_TOKENS), requests(prompts)
     reached = {each: each.behind_tokens for each in waiting}
     turn = 0
     while waiting or len(prefilling):
@@ -80,7 +81,7 @@ def test_passes_beside_a_batch_compute_each_token_once(
 
 
 def test_rounds_that_were_prefilled_elsewhere_come_first_and_do_not_count() -> None:
-    prefilling, (long,) = Prefilling(), requests([(300, 0)])
+    prefilling, (long,) = Prefilling(PAGE_TOKENS), requests([(300, 0)])
     prefilling.add(long)
     assert prefilling.begin_beside(64) == [(0, 64)]
     prefilling.end()

@@ -82,6 +82,7 @@ class Sharing:
     engine: SglangEngine
     notes: Path
     seen: int = 0
+    made_alone: dict[str, Outputs] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Forget the passes so far."""
@@ -120,9 +121,12 @@ class Sharing:
         return made
 
     async def alone(self, request: dict[str, Any], prompt: list[int], new: int) -> Outputs:
-        made = await self.call(prompt, new, request)
-        await empty(self.engine)
-        return made
+        """What a request gives while nothing else runs. It is computed once, because it is always the same."""
+        asked = repr((request, prompt, new))
+        if asked not in self.made_alone:
+            self.made_alone[asked] = await self.call(prompt, new, request)
+            await empty(self.engine)
+        return self.made_alone[asked]
 
     async def beside(self, stream: dict[str, Any], sliced: dict[str, Any]) -> tuple[Outputs, Outputs]:
         """A stream that decodes, and three slices beside it. The passes before the first slice are forgotten."""
