@@ -57,14 +57,14 @@ class LeastWork:
         """Of `steps` tokens, whose contexts have `context_tokens` in total."""
         return steps * self._output_token_s + context_tokens * self._context_token_s
 
-    def session_s(self, session: Session) -> float:
-        """Of all rounds of a session. A prefill brings the first token of its round."""
-        seconds = 0.0
+    def session_s(self, session: Session) -> tuple[float, float]:
+        """Of all (prefills, decode steps) of a session. A prefill brings the first token of its round."""
+        prefills_s = decodes_s = 0.0
         for (hist, incr), round_ in zip(session.computed_tokens(), session.rounds, strict=True):
             steps = round_.output_tokens - 1
-            seconds += self.prefill_s(hist, incr)
-            seconds += self.decode_s(steps, steps * (hist + incr) + steps * (steps + 1) // 2)
-        return seconds
+            prefills_s += self.prefill_s(hist, incr)
+            decodes_s += self.decode_s(steps, steps * (hist + incr) + steps * (steps + 1) // 2)
+        return prefills_s, decodes_s
 
     @cache  # noqa: B019  # one object per setting
     def _new_token_s(self, hist_tokens: int) -> float:
@@ -74,11 +74,17 @@ class LeastWork:
 
 @cache
 def most_sessions_per_s(setting: Setting) -> float:
-    """What no policy exceeds under a load that lasts. All workers of the setting have one degree."""
-    groups = list(chain.from_iterable(setting.cluster().groups.values()))
-    (parallelism,) = {group.parallelism for group in groups}
-    work = LeastWork(setting.performance_model(), parallelism)
-    return sum(group.replicas for group in groups) / fmean(map(work.session_s, setting.workload(_SESSIONS, 0)))
+    """What no policy exceeds under a load that lasts. Each worker may do any share of its time for either phase."""
+    sessions = setting.workload(_SESSIONS, 0)
+    times = []
+    for group in chain.from_iterable(setting.cluster().groups.values()):
+        work = LeastWork(setting.performance_model(), group.parallelism)
+        prefills_s, decodes_s = zip(*map(work.session_s, sessions), strict=True)
+        times += [(fmean(prefills_s), fmean(decodes_s))] * group.replicas
+    # The linear programme's dual: a price of prefills for which the workers earn least. It is one at which a worker
+    # earns as much with either phase.
+    prices = [prefill_s / (prefill_s + decode_s) for prefill_s, decode_s in times]
+    return min(sum(max(price / prefill_s, (1 - price) / decode_s) for prefill_s, decode_s in times) for price in prices)
 
 
 class LimitSettings(Settings):

@@ -1,5 +1,6 @@
 """The limit of any policy is one: no pass is shorter than the least work of what it computes."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -41,5 +42,10 @@ def test_the_limit_grows_with_the_workers_and_is_printed(capsys: pytest.CaptureF
         Setting("llama-3.1-8b", "h100", "tau-bench-airline", half, half, 0.3, 0.02) for half in ("1xTP1", "2xTP1")
     )
     assert most_sessions_per_s(four) == pytest.approx(2 * most_sessions_per_s(two))
+    large = replace(four, decode="2xTP2")
+    both_large = replace(four, prefill="2xTP2", decode="2xTP2")
+    limits = [most_sessions_per_s(each) for each in (four, large, both_large)]
+    assert limits == sorted(limits)
+    assert limits[1] == pytest.approx((limits[0] + limits[2]) / 2, rel=0.1), "nearly as good at both phases"
     assert main(["--only", "8b tau-bench-airline 1xTP1"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "| llama-3.1-8b tau-bench-airline 1xTP1+1xTP1 h100 | 24.5 |"
