@@ -182,8 +182,8 @@ async def sharer(tmp_path_factory: pytest.TempPathFactory, forked: None) -> Asyn
 KINDS = {"plain": PLAIN, "choices": CHOICES, "penalty": PENALTY, "grammar": GRAMMAR}
 PAIRS = [
     ("plain", "plain"),
-    ("choices", "choices"),
-    ("penalty", "plain"),
+    pytest.param("choices", "choices", marks=pytest.mark.matrix),
+    pytest.param("penalty", "plain", marks=pytest.mark.matrix),
     ("plain", "penalty"),
     ("grammar", "plain"),
     ("plain", "grammar"),
