@@ -26,6 +26,7 @@ from workers.running_rounds import RunningRounds
 from workers.session_releaser import SessionReleaser
 from workers.settings import WorkerSettings
 from workers.slices import Slicer
+from workers.unfailing import UnfailingSlicing
 from workers.worker_recorder import WorkerRecorder
 from workers.worker_view import WorkerViewReader, WorkerWindows
 
@@ -75,7 +76,7 @@ class WorkerParts:
         running = RunningRounds(clock)
         steps = StepLog(worker_id, RoundLog(settings.log_rounds))
         events = RoundEvents(steps, self.recorder, windows, self.changes, running, clock)
-        slicer = Slicer(slicing, model, engine, running, clock, self.role)
+        slicer = Slicer(UnfailingSlicing(slicing), model, engine, running, clock, self.role)
         reads = KvReads(engine, model, settings.kv_timeout_s)
         self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, slicer, reads, clock)
 

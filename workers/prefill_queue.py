@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
+from ampd.policies.base import OrderingPolicy
 from ampd.serving.prefill_queue import PrefillQueue, QueueEntry
 from ampd.telemetry.metrics import names
 from ampd.types import Parallelism, PrefillTask
 from ampd.wire import OVERLOADED, with_retry_after
 from workers.engines.base import EngineError
+from workers.unfailing import UnfailingOrdering
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class AsyncPrefillQueue(PrefillQueue):
         patience_s: Callable[[PrefillTask], float] = lambda _: math.inf,
     ) -> None:
         super().__init__(
-            _Unfailing(ordering), model, parallelism, _LoopTimer(clock), random.Random(), on_change=on_change
+            UnfailingOrdering(ordering), model, parallelism, _LoopTimer(clock), random.Random(), on_change=on_change
         )
         self.dropped: Counter[str] = Counter()
         self._clock = clock
@@ -192,37 +193,6 @@ class AsyncPrefillQueue(PrefillQueue):
             self.dropped[names.QUEUE_FULL] += 1
             message = f"the queue of this worker is full: {len(waiting)} prefills wait, {tokens} tokens with this one"
             raise PrefillRefusedError(message, task.slo.ttft_s)
-
-
-class _Unfailing:
-    """An ordering policy whose exceptions and impossible picks do not stop the queue.
-
-    The first prefill in order of arrival runs instead, and the log has one line for failures in a row.
-    """
-
-    def __init__(self, policy: OrderingPolicy) -> None:
-        self._policy = policy
-        self._is_failing = False
-
-    def pick(self, situation: OrderingSituation) -> Pick:
-        try:
-            pick = self._policy.pick(situation)
-            _check_pick(pick, len(situation.queue))
-            self._is_failing = False
-            return pick
-        except Exception as error:
-            if not self._is_failing:
-                self._is_failing = True
-                log.exception("the ordering policy failed, the first prefill in order of arrival runs: %r", error)
-            return Run(0)
-
-
-def _check_pick(pick: Pick, waiting: int) -> None:
-    if isinstance(pick, Wait):
-        return
-    for position in (pick.index, *pick.together, *pick.postponed):
-        if not 0 <= position < waiting:
-            raise IndexError(f"position {position} of {waiting} prefills")
 
 
 @dataclass(frozen=True, slots=True)

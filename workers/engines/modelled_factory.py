@@ -15,6 +15,7 @@ from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
+from workers.unfailing import UnfailingSlicing
 
 
 def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: SlicingPolicy) -> ModelledEngine:
@@ -42,5 +43,5 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: 
         OutputPlanner(settings.model, facts.eos_token_ids, replies),
     )
     if slicing.shares_passes:
-        engine.sizes = PassSizes(slicing, model, Parallelism(tp=settings.tp), settings.page_size)
+        engine.sizes = PassSizes(UnfailingSlicing(slicing), model, Parallelism(tp=settings.tp), settings.page_size)
     return engine

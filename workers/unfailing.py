@@ -1,0 +1,89 @@
+"""Policies whose exceptions stop no worker, because a user's policy may raise anything.
+
+Each has a fallback, and the log has one line for failures in a row.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ampd.policies.base import (
+    Compute,
+    OrderingPolicy,
+    OrderingSituation,
+    Pick,
+    Run,
+    Slice,
+    SlicingPolicy,
+    SlicingSituation,
+    Wait,
+)
+
+log = logging.getLogger(__name__)
+
+
+class UnfailingOrdering:
+    """An ordering policy. If it raises or picks what is not there, the first prefill in order of arrival runs."""
+
+    def __init__(self, policy: OrderingPolicy) -> None:
+        self._policy = policy
+        self._is_failing = False
+
+    def pick(self, situation: OrderingSituation) -> Pick:
+        try:
+            pick = self._policy.pick(situation)
+            _check_pick(pick, len(situation.queue))
+            self._is_failing = False
+            return pick
+        except Exception as error:
+            if not self._is_failing:
+                self._is_failing = True
+                log.exception("the ordering policy failed, the first prefill in order of arrival runs: %r", error)
+            return Run(0)
+
+
+def _check_pick(pick: Pick, waiting: int) -> None:
+    if isinstance(pick, Wait):
+        return
+    for position in (pick.index, *pick.together, *pick.postponed):
+        if not 0 <= position < waiting:
+            raise IndexError(f"position {position} of {waiting} prefills")
+
+
+class UnfailingSlicing:
+    """A slicing policy. If it raises, the prefill is computed whole."""
+
+    def __init__(self, policy: SlicingPolicy) -> None:
+        self._policy = policy
+        self._is_failing = False
+
+    @property
+    def is_whole(self) -> bool:
+        return self._policy.is_whole
+
+    @property
+    def shares_passes(self) -> bool:
+        return self._policy.shares_passes
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        try:
+            chosen = self._policy.slice(situation)
+            self._is_failing = False
+            return chosen
+        except Exception as error:
+            self._note(error)
+            return Compute(situation.task.incr_tokens)
+
+    def turn(self, situation: SlicingSituation) -> int:
+        try:
+            tokens = self._policy.turn(situation)
+            self._is_failing = False
+            return tokens
+        except Exception as error:
+            self._note(error)
+            return situation.task.incr_tokens
+
+    def _note(self, error: Exception) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            log.exception("the slicing policy failed, prefills are computed whole: %r", error)
