@@ -8,7 +8,7 @@ from statistics import fmean
 
 from benchmarks import markdown_table
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Engine, on
-from benchmarks.best_layouts.limit import most_sessions_per_s
+from benchmarks.best_layouts.limit import limit_text, most_sessions_per_s
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
 from benchmarks.geometric import geometric_interval, geometric_mean
 from benchmarks.policies.report import goodput_text, ratio_text
@@ -46,7 +46,7 @@ def summary_table(outcomes: Outcomes) -> str:
                     found = (_ratio(each, contestant.label, kind, engines, criterion) for each in outcomes.values())
                     row += _summary([each[0] for each in found if each])
                 rows.append(row)
-        row = [f"limit of any policy, {name}"]
+        row = [f"limit, {name}"]
         for kind, engines in _compared_with(Engine.SHARES):
             found = (_limit_ratio(setting, each, kind, engines, criterion) for setting, each in outcomes.items())
             row += _summary([each[0] for each in found if each])
@@ -75,14 +75,14 @@ def setting_table(outcomes: Outcomes, criterion: str, engine: Engine) -> str:
     rows = []
     for setting, seeds in outcomes.items():
         mine = mean_interval([each.ours[recommended][criterion] for each in seeds])
-        limit = f"{most_sessions_per_s(setting):.3g}"
+        limit = limit_text(_limits(setting, seeds))
         row = [f"{setting.name} {setting.gpu}", str(len(seeds)), limit, goodput_text(mine)]
         for kind, engines in _compared_with(engine):
             label, values = _best(seeds, kind, engines, criterion)
             row.append(f"{goodput_text(mean_interval(values))} {label}".strip())
             row.append(ratio_text(_ratio(seeds, recommended, kind, engines, criterion)))
         rows.append(row)
-    heads = ["setting", "seeds", "limit of any policy", "ours looking ahead"]
+    heads = ["setting", "seeds", "limit", "ours looking ahead"]
     for name in ("best rival that pauses", "best of all rivals", "best of our parts"):
         heads += [name, "ours over it"]
     return markdown_table.table(heads, rows)
@@ -132,5 +132,10 @@ def _ratio(
 def _limit_ratio(
     setting: Setting, seeds: Sequence[Outcome], kind: str, engines: Sequence[Engine], criterion: str
 ) -> tuple[float, float, float] | None:
+    limits = [limit for limit in _limits(setting, seeds) if limit is not None]
     _, best = _best(seeds, kind, engines, criterion)
-    return ratio([most_sessions_per_s(setting)] * len(seeds), best)
+    return ratio(limits, best) if limits else None
+
+
+def _limits(setting: Setting, seeds: Sequence[Outcome]) -> list[float | None]:
+    return [most_sessions_per_s(setting, seed) for seed in range(len(seeds))]
