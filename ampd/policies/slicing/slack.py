@@ -17,8 +17,8 @@ _PRECISION_TOKENS = 16
 
 @register("slicing", "slack")
 class SlackSlicing(Policy):
-    """Slice prefills so that they never push a decoding round over its mean ITL target, and never block a short prefill
-    behind a long one.
+    """Slice prefills so that they do not push a decoding round over its mean ITL target, as the performance model
+    predicts it, and never block a short prefill behind a long one.
 
     Reads: history and increment of the task, its TTFT target; tokens, time and ITL target of every round that decodes
     here; prefill and step times of the performance model.
@@ -42,8 +42,10 @@ class SlackSlicing(Policy):
 
     With `mixes` the batch does not pause. The engine asks for a slice before each pass, and the pass is a step too:
 
-    1. The budget is larger by the time in which a step reads the weights, because a pass reads them once. No further
-       token is counted on: the next pass asks again.
+    1. The budget is larger by the time of a step without contexts, which mostly reads the weights, because a pass reads
+       them once. No further token is counted on: the next pass asks again. With a large batch much of this time is
+       computation. Then a pass takes longer than the budget, by up to a half with 150 rounds, and the next ones are
+       smaller. To count the rows of the batch as tokens of the pass loses more prefills than it saves rounds.
     2. A slice has a page at least. Only if not even a tenth of the shortest pass fits, the step comes alone.
     3. As above.
     4. The ordering chooses again after a turn of several passes, which would take as long as 4 allows if they were one.
@@ -104,7 +106,7 @@ class SlackSlicing(Policy):
 
     def _beside_step(self, situation: SlicingSituation) -> Slice:
         budget_s, _, step_s = self._budget(situation, 0.0)
-        # The step has read the weights already.
+        # The step reads the weights too. That its rows are tokens of the pass is not counted: see the docstring.
         budget_s += situation.model.decode_step_s(len(situation.running), 0, situation.parallelism)
         if budget_s < self.LEAST_BESIDE_PASSES * _shortest_s(situation) and self._may_wait(situation):
             return Wait(step_s)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
-from ampd.policies.passes import mixed_pass_s, shortest_pass_s
+from ampd.policies.passes import joined_tokens, mixed_pass_s, shortest_pass_s
 from ampd.policies.slicing.slack import SlackSlicing, most_tokens
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.policies import situations
@@ -439,15 +439,14 @@ def test_no_running_round_misses_its_target_by_passes_that_it_shares(case: tuple
     """But for the time that the batch's own tokens take in a pass, which a share below 1 leaves room for."""
     station, task = case
     policy = situations.with_constants(station.policy.model_copy(update={"mixes": True}), LEAST_BESIDE_PASSES=1.0)
-    rounds, rows = list(station.batch), len(station.batch)
-    own_s = REAL.prefill_s(task.context_tokens, rows + PAGE_TOKENS, TP4) - REAL.prefill_s(
-        task.context_tokens, PAGE_TOKENS, TP4
-    )
+    rounds, rows, own_s = list(station.batch), len(station.batch), 0.0
     while task.incr_tokens:
         seen = [decoding.view(station.now_s) for decoding in station.batch]
         chosen = situations.slice(policy, task, seen, TP4, REAL, station.now_s)
         if isinstance(chosen, Compute):
             parts = [(task.hist_tokens, chosen.tokens)]
+            with_rows_s = REAL.prefill_s(*joined_tokens([*parts, (0, rows)]), TP4)
+            own_s = max(own_s, with_rows_s - REAL.prefill_s(*parts[0], TP4))
             step_s = REAL.decode_step_s(rows, sum(each.context_tokens for each in seen), TP4)
             station.now_s += mixed_pass_s(REAL, parts, rows, sum(each.context_tokens for each in seen), TP4) - step_s
             task = task.with_tokens(task.hist_tokens + chosen.tokens, task.incr_tokens - chosen.tokens)
