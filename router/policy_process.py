@@ -16,7 +16,7 @@ from multiprocessing import get_context
 from ampd.child_process import end_with_parent
 from ampd.errors import UserError
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
-from ampd.serving.roles import next_question_s
+from ampd.serving.roles import rest_s
 from ampd.types import Role, WorkerView
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ class PolicyProcess:
 
     Attributes:
         spent_s: seconds from questions to answers, so far.
+        lasted_s: the same for the latest answer.
         question: the latest one; None: there was none.
     """
 
@@ -46,6 +47,7 @@ class PolicyProcess:
         self._asked: asyncio.Task[Sequence[RoleChange]] | None = None
         self._next_s = -inf
         self.spent_s = 0.0
+        self.lasted_s = 0.0
         self.question: PoolsSituation | None = None
 
     def is_due(self) -> bool:
@@ -78,9 +80,9 @@ class PolicyProcess:
         try:
             return await self._computed(situation)
         finally:
-            lasted_s = self._clock() - began_s
-            self.spent_s += lasted_s
-            self._next_s = next_question_s(self._policy, began_s + lasted_s, lasted_s)
+            self.lasted_s = self._clock() - began_s
+            self.spent_s += self.lasted_s
+            self._next_s = began_s + self.lasted_s + rest_s(self._policy, self.lasted_s)
 
     async def _computed(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         if self._pool is None:

@@ -20,7 +20,7 @@ from ampd.errors import UserError
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered
 from ampd.recent_load import RecentLoad
-from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, next_question_s
+from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, rest_s
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
@@ -178,7 +178,7 @@ class PoolsKeeper:
             return self._still_wanted(process, workers, now_s)
         if now_s < self._next_s:
             return ()
-        self._next_s = next_question_s(self._review.policy, now_s)
+        self._next_s = now_s + rest_s(self._review.policy)
         return self._review.policy.change(await self._situation(now_s, changed_s))
 
     def _still_wanted(
@@ -205,7 +205,8 @@ class PoolsKeeper:
             ):
                 recent.add(session_id, item)
             load = recent.until(now_s)
-        return self._review.situation(self._as_assigned(now_s), now_s, changed_s, load)
+        lasted_s = self._process.lasted_s if self._process is not None else 0.0
+        return self._review.situation(self._as_assigned(now_s), now_s, changed_s, load, lasted_s)
 
     async def _assign(self, due: DueChange) -> bool:
         change, before = due.change, due.before

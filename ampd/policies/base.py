@@ -240,6 +240,7 @@ class PoolsSituation(Situation):
         rng: the only source of chance.
         load: the recent rounds, for a policy that has a `load_s`.
         others: the policies that decide about rounds.
+        rest_s: how long the policy is not asked again after an answer, as far as is known.
     """
 
     workers: Sequence[WorkerView]
@@ -248,6 +249,7 @@ class PoolsSituation(Situation):
     rng: random.Random
     load: Load = field(default_factory=dict)
     others: OtherPolicies = field(default_factory=OtherPolicies)
+    rest_s: float = 0.0
 
     def changed_within(self, seconds: float) -> bool:
         """Whether the latest change of a role is less than this long ago."""

@@ -48,9 +48,9 @@ TIME_SHARE = 0.1
 """Most of the time that a slow policy may compute: after an answer it rests nine times as long."""
 
 
-def next_question_s(policy: PoolsPolicy, now_s: float, lasted_s: float = 0.0) -> float:
-    """The earliest time of the next question to a policy, which has just taken `lasted_s` to answer one."""
-    return now_s + max(policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
+def rest_s(policy: PoolsPolicy, lasted_s: float = 0.0) -> float:
+    """How long a policy is not asked again that has just taken `lasted_s` to answer a question."""
+    return max(policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
 
 
 class RoleReview:
@@ -71,13 +71,19 @@ class RoleReview:
         self._others = others
 
     def situation(
-        self, workers: Sequence[WorkerView], now_s: float, changed_s: float, load: Load = NO_LOAD
+        self,
+        workers: Sequence[WorkerView],
+        now_s: float,
+        changed_s: float,
+        load: Load = NO_LOAD,
+        lasted_s: float = 0.0,
     ) -> PoolsSituation:
         """The question to the policy.
 
         Args:
             changed_s: time of the latest change of a role; minus infinity if there was none.
             load: the recent rounds, for a policy with a `load_s`.
+            lasted_s: how long the policy took to answer the question before.
         """
         return PoolsSituation(
             model=self._model,
@@ -88,6 +94,7 @@ class RoleReview:
             rng=self._rng,
             load=load,
             others=self._others,
+            rest_s=rest_s(self.policy, lasted_s),
         )
 
     def first_owner(self, workers: Sequence[WorkerView]) -> Sequence[RoleChange]:

@@ -42,13 +42,14 @@ class LookAheadPools(Policy):
        tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
        memory of those that remain, because sessions grow.
     4. The burden of proof is on a change. Roles are better if they attain 2 points more than the present ones, soon or
-       later. The gain must not be chance (three standard deviations of the rounds that only one of the two met; two for
-       a change that `predictive` would make too). Roles that attain 2 points less soon, even by chance, are not better.
-       Nor are roles that attain 2 points less later, unless they win four times as many rounds soon, because after a
-       change of the load the longer record is mostly about the load before. Later they also have to beat what the
-       present roles really attained in that time. The attainment is the mean of that of the rounds and that of the
-       sessions. The best are taken. If no roles are better, but the gain of some may be chance, the two that gain most
-       serve up to four times as many rounds, and decide with these.
+       later. A policy that answers slowly rests for longer than 15 s, and a wrong change lasts as long. Then they have
+       to gain as much more, up to 4 points. The gain must not be chance (three standard deviations of the rounds that
+       only one of the two met; two for a change that `predictive` would make too). Roles that attain 2 points less
+       soon, even by chance, are not better. Nor are roles that attain 2 points less later, unless they win four times
+       as many rounds soon, because after a change of the load the longer record is mostly about the load before. Later
+       they also have to beat what the present roles really attained in that time. The attainment is the mean of that of
+       the rounds and that of the sessions. The best are taken. If no roles are better, but the gain of some may be
+       chance, the two that gain most serve up to four times as many rounds, and decide with these.
     5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
        memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From 50 % on it
        does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
@@ -75,6 +76,8 @@ class LookAheadPools(Policy):
     """Attainment above which no other roles are tried."""
     GAIN: ClassVar[float] = 0.02
     """Least gain of attainment for which roles change."""
+    MOST_GAINS: ClassVar[float] = 2.0
+    """How many times as much roles must gain at most, where the policy rests for long."""
     COOLDOWN_S: ClassVar[float] = 15.0
     """Least time between two changes."""
     ROUNDS_PER_WORKER: ClassVar[int] = 100
@@ -138,10 +141,10 @@ class LookAheadPools(Policy):
         if not later.rounds:
             return for_memory
 
-        proven = _proven(situation, longer)
-        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, self.GAIN, proven)
+        proven, gain = _proven(situation, longer), self._gain(situation)
+        comparison = Comparison(situation, now, _changed(now, by_rule), soon, later, gain, proven)
         present, rounds = comparison.present, later.rounds
-        if present.worst <= 1 - self.GAIN:
+        if present.worst <= 1 - gain:
             comparison.try_all(others)
         if comparison.is_doubtful and (more := self._more_rounds(situation, rounds)):
             rounds = more.rounds
@@ -154,9 +157,12 @@ class LookAheadPools(Policy):
             is_listed, with_more = comparison.has_served(roles), comparison.outlook(roles)
             if not is_listed:
                 tried.append(TriedRoles(in_words(roles), with_more.share))
-            if not (present.gains(with_more, self.GAIN) or present.surely_meets_more_than(with_more)):
+            if not (present.gains(with_more, gain) or present.surely_meets_more_than(with_more)):
                 changes, is_chance = for_memory, False
         return Considered(changes, tried, rounds, is_chance=is_chance)
+
+    def _gain(self, situation: PoolsSituation) -> float:
+        return self.GAIN * min(max(situation.rest_s / self.COOLDOWN_S, 1.0), self.MOST_GAINS)
 
     def _more_rounds(self, situation: PoolsSituation, rounds: int) -> RecordedLoad | None:
         """A record that is longer than `rounds`; None: no record would tell much more."""

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from ampd.policies.base import OtherPolicies, RoleChange
-from ampd.serving.roles import DueChange, RoleReview, due_changes, next_question_s
+from ampd.serving.roles import DueChange, RoleReview, due_changes, rest_s
 from ampd.types import WorkerView
 from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
@@ -66,13 +66,13 @@ class RoleKeeper:
             return
         now_s = self._loop.now_s
         load = {} if self._load is None else self._load.until(now_s)
-        situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load)
+        situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load, self._answer_s)
         changes, answer_s = self._review.policy.change(situation), self._answer_s
         if answer_s and changes:
             self._loop.at(now_s + answer_s, self._answered, changes)
         else:
             self._make(situation.workers, changes)
-        next_s = next_question_s(self._review.policy, now_s + answer_s, answer_s)
+        next_s = now_s + answer_s + rest_s(self._review.policy, answer_s)
         self._loop.at(max(now_s + self._interval_s, next_s), self._ask)
 
     def _answered(self, changes: Sequence[RoleChange]) -> None:

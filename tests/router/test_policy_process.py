@@ -112,6 +112,7 @@ async def test_after_an_answer_the_process_rests(asked: list[PolicyProcess]) -> 
     await asyncio.wait([task])
     clock.now_s = 100.0  # an answer that is read late counts as of its time
     assert process.answer()
+    assert process.lasted_s == 2.0
     assert process.is_due()
     clock.now_s = 19.9
     assert not process.is_due()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.serving.roles import DueChanges, RoleReview, due_changes, next_question_s
+from ampd.serving.roles import DueChanges, RoleReview, due_changes, rest_s
 from ampd.types import Role, Slo, WorkerView
 
 MODEL = load_performance_model("tiny-cpu")
@@ -40,10 +40,10 @@ def names(found: DueChanges) -> tuple[list[str], list[str]]:
 
 def test_a_policy_is_asked_after_its_interval_and_a_slow_one_rests() -> None:
     policy = WantsNothing()
-    assert next_question_s(policy, 5.0) == 5.0
+    assert rest_s(policy) == 0.0
     policy.interval_s = 10.0
-    assert next_question_s(policy, 5.0) == next_question_s(policy, 5.0, lasted_s=1.0) == 15.0
-    assert next_question_s(policy, 5.0, lasted_s=2.0) == 23.0, "it computes a tenth of the time"
+    assert rest_s(policy) == rest_s(policy, 1.0) == 10.0
+    assert rest_s(policy, 2.0) == 18.0, "it computes a tenth of the time"
 
 
 PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}

@@ -142,6 +142,15 @@ def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
     assert found.is_chance
 
 
+def test_roles_must_gain_more_where_a_wrong_change_lasts_longer() -> None:
+    """Others gain 0.9 here."""
+    policy = with_constants(LookAheadPools, GAIN=0.7)
+    asked = situation(LONG_PREFILLS)
+    assert [len(policy.change(replace(asked, rest_s=rest_s))) for rest_s in (0.0, 15.0, 22.5)] == [1, 1, 0]
+    policy = with_constants(LookAheadPools, GAIN=0.4)
+    assert len(policy.change(replace(asked, rest_s=300.0))) == 1, "twice as much at most"
+
+
 def arriving(rate: float, seed: int) -> PoolsSituation:
     """Long prompts that arrive by chance, for 250 s. One prefill worker carries 3.5 per second."""
     rng, now_s, load = random.Random(seed), 0.0, {}
