@@ -12,6 +12,7 @@ from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Wait
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes
+from ampd.serving.slices import left_before, with_held
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.harness.told_slices import ToldSlices, told
@@ -66,8 +67,10 @@ def request(
     )
 
 
-def handed_over(prompt: int, hist_tokens: int, matched: int = 0) -> Any:
-    return request(prompt, share=PassShare(task(hist_tokens, prompt - hist_tokens), first_s=95.0), matched=matched)
+def handed_over(prompt: int, held_tokens: int, matched: int = 0) -> Any:
+    """A round that was prefilled elsewhere, as the worker sends it: a coordinator's history says nothing of it."""
+    left = with_held(left_before(task(0, prompt - 1), prompt), held_tokens, PAGE)
+    return request(prompt, share=PassShare(left, first_s=95.0), matched=matched)
 
 
 STREAM = request(100, 5, PassShare(task()))
