@@ -153,7 +153,7 @@ class Prefills:
     """What a scheduler has to prefill.
 
     Attributes:
-        oldest: what is left of the prefill that SGLang has begun, or of the first one that waits; None: it has no
+        oldest: what is left of the prefill that SGLang has begun, or else of the one that came first; None: it has no
             targets, or there is none.
         left_tokens: of each prefill.
         has_begun: SGLang has begun the first of them.
@@ -169,7 +169,12 @@ class Prefills:
 
     @classmethod
     def of(cls, chunked: Any, waiting: Sequence[Any], page_tokens: int) -> Prefills:
-        """Args: chunked: SGLang's unfinished request, or None. waiting: the other requests, first come first."""
+        """What SGLang's queue has.
+
+        Args:
+            chunked: SGLang's unfinished request, or None.
+            waiting: the other requests, in any order: SGLang sorts its queue by what is left of them.
+        """
         begun = [] if chunked is None else [chunked]
         cached = [(request, cached_tokens(request)) for request in waiting]
         lefts = [(chunked, _context_tokens(chunked) - chunked.prefix_len)] if begun else []
@@ -179,17 +184,25 @@ class Prefills:
             # With more to compute it is a prefill like any other: its KV was lost on the way.
             is_handed_over = known(request).is_handed_over and left <= page_tokens + 1
             (handed if is_handed_over else lefts).append((request, left))
-        oldest: PrefillTask | None = None
-        if lefts and (task := known(lefts[0][0]).task) is not None:
-            request, left = lefts[0]
-            oldest = task.with_tokens(_context_tokens(request) - left, left)
         return cls(
-            oldest,
+            _oldest(lefts[:1] if begun else lefts),
             [left for _, left in lefts],
             bool(begun),
             [request for request, _ in handed],
             [left for _, left in handed],
         )
+
+
+def _oldest(lefts: Sequence[tuple[Any, int]]) -> PrefillTask | None:
+    """What is left of the oldest of some prefills with their left tokens; None: the first has no targets."""
+    if not lefts or known(lefts[0][0]).task is None:
+        return None
+    tasks = [
+        task.with_tokens(_context_tokens(request) - left, left)
+        for request, left in lefts
+        if (task := known(request).task) is not None
+    ]
+    return min(tasks, key=lambda task: task.arrival_s)
 
 
 def cached_tokens(request: Any) -> int:

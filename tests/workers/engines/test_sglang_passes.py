@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,11 +100,17 @@ def test_the_policy_is_asked_for_all_prefills_behind_the_history_of_the_one_that
     assert policy.situation.now_s == NOW_S
 
 
-def test_what_is_waiting_first_is_the_oldest_if_none_has_begun() -> None:
+def test_what_came_first_is_the_oldest_if_none_has_begun() -> None:
+    """SGLang has sorted its queue by length."""
     policy = FixedSlices(Compute(64))
-    assert chunk(None, [handed_over(100, 96), request(200, share=PassShare(task(96, 104)))], policy) == 64 + 16 + 1
+    late = request(50, share=PassShare(replace(task(0, 50), arrival_s=91.0)))
+    waiting = [handed_over(100, 96), late, request(200, share=PassShare(task(96, 104)))]
+    assert chunk(None, waiting, policy) == 64 + 16 + 1
     assert policy.situation is not None
-    assert (policy.situation.task.hist_tokens, policy.situation.task.incr_tokens) == (96, 104)
+    assert policy.situation.task == task(96, 104 + 50)
+    begun = request(700, share=PassShare(replace(task(0, 700), arrival_s=99.0)), prefix=320)
+    assert chunk(begun, [late], policy) == 64 + 1
+    assert policy.situation.task.hist_tokens == 320, "one that has begun goes on"
 
 
 def test_what_is_left_is_taken_whole_in_full_pages_of_each() -> None:
@@ -138,6 +144,7 @@ def test_requests_without_targets_are_left_to_sglang() -> None:
     policy = FixedSlices(Wait(1.0))
     own = -1
     assert chunk(None, [request(700)], policy) == own
+    assert chunk(None, [request(700), request(50, share=PassShare(task(0, 50)))], policy) == own
     assert policy.situation is None
     long = request(700, share=PassShare(task(0, 700)))
     assert chunk(None, [long], policy, running=[request(10, 5)]) == 704 + 1, "nobody minds"
