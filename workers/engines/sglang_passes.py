@@ -3,8 +3,9 @@
 SGLang cuts prefills into chunks of one configured size. `defer_prefill` and `sized_prefill` wrap two methods of its
 scheduler, so that the slicing policy chooses the size of each chunk instead, or a step of the batch alone.
 
-Only where SGLang mixes, a chunk is a step too. It does not mix where the prefill or the batch wants log-probabilities.
-Then the batch pauses for a chunk of the size that the policy chose.
+Only where SGLang mixes, a chunk is a step too. It does not mix where the prefill or the batch wants log-probabilities,
+or where KV memory has no room for the batch's tokens. Then the batch pauses for a chunk of the size that the policy
+chose. The policy counts on one reading of the weights for both, so the pause is longer than it means by one more.
 """
 
 from __future__ import annotations
@@ -109,24 +110,36 @@ class SchedulerPasses:
         return int(chosen[0])
 
     def _chosen(self, chunked: Any, waiting: Sequence[Any], running: Sequence[Any], now_s: float) -> int:
+        if (sizes := self._sizes) is None:
+            return _OWN
         try:
             prefills = Prefills.of(chunked, waiting, self._page_tokens)
             return chunk_tokens(
-                prefills, running, self._sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
+                prefills, running, sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
             )
         except Exception:  # a user's policy may raise anything, and the engine must go on
-            if not self._has_failed:
-                log.exception("the slicing policy failed: SGLang's own chunks are computed, without another line")
-            self._has_failed = True
+            self._report()
             return _OWN
+
+    def _report(self) -> None:
+        """Log the first of all failures."""
+        if not self._has_failed:
+            log.exception("the slicing policy failed: SGLang's own chunks are computed, without another line")
+        self._has_failed = True
 
     @property
     def _page_tokens(self) -> int:
         return int(self._scheduler.page_size)
 
     @cached_property
-    def _sizes(self) -> PassSizes:
-        return pass_sizes(self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size), self._grain_tokens())
+    def _sizes(self) -> PassSizes | None:
+        """None: what they depend on cannot be loaded. That is tried once, and not before every pass."""
+        parallelism = Parallelism(tp=self._scheduler.tp_group.world_size)
+        try:
+            return pass_sizes(self.linker.passes, parallelism, self._grain_tokens())
+        except Exception:  # as above
+            self._report()
+            return None
 
     def _grain_tokens(self) -> int:
         """Between which tokens prefills are cut."""
@@ -264,10 +277,10 @@ def note_first_tokens(running: Sequence[Any], now_s: float) -> None:
 def running_rounds(running: Sequence[Any], handed_over: Sequence[Any], now_s: float) -> list[RunningRound]:
     """The rounds with a first token and with targets, those included that wait for their hand-over pass.
 
-    In the overlapped schedule this is asked while a pass computes. Its tokens are not counted, and neither is its time:
-    the rounds are taken as they were when it began. What is added meanwhile is a token for the time of a pass, which is
-    a target's worth if the policy chose its size, and less time otherwise. So the pause is never taken to be longer
-    than it may be.
+    In the overlapped schedule this is asked when a pass has just begun. Neither its tokens nor its time are counted:
+    the rounds are taken as they were before it. Meanwhile each gets a token for the time of the pass. A pass that is
+    longer than a round's target uses time that the round has saved, and the next pass counts on that time once more.
+    So it may be longer than the policy means.
     """
     rounds = []
     for request in running:
