@@ -20,7 +20,7 @@ from typing import Any
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import SLICING
-from ampd.serving.pass_sizes import PassSizes
+from ampd.serving.pass_sizes import PassSizes, full_pages
 from ampd.types import Parallelism, PrefillTask, RunningRound
 from workers.engines.sglang_share import known
 
@@ -253,18 +253,14 @@ def chunk_tokens(
         rounds = running_rounds(running, prefills.handed_over, now_s)
         tokens = sizes.tokens(prefills.oldest, sum(prefills.left_tokens), rounds, now_s)
     if tokens >= sum(prefills.left_tokens):
-        tokens = _full_pages(prefills.left_tokens, page_tokens)
+        tokens = full_pages(prefills.left_tokens, page_tokens)
     if not tokens and prefills.handed_over and prefills.has_begun:
         tokens = page_tokens
-    tokens += _full_pages(prefills.missing_tokens, page_tokens)
+    tokens += full_pages(prefills.missing_tokens, page_tokens)
     if not tokens:
         return 0
     room = (most_tokens - len(running)) // page_tokens * page_tokens
     return min(tokens, room) + len(running) if room > 0 else _OWN
-
-
-def _full_pages(tokens: Sequence[int], page_tokens: int) -> int:
-    return sum([-(-each // page_tokens) for each in tokens]) * page_tokens
 
 
 def note_first_tokens(running: Sequence[Any], now_s: float) -> None:

@@ -73,7 +73,8 @@ def test_passes_beside_a_batch_compute_each_token_once(
         assert (oldest.hist_tokens, oldest.incr_tokens) == (reached[first], first.prompt_tokens - reached[first])
         size = sizes[turn % len(sizes)]
         parts = prefilling.begin_beside(size)
-        assert sum(tokens for _, tokens in parts) == min(size, left_tokens)
+        pages_tokens = sum(-(-tokens // PAGE_TOKENS) * PAGE_TOKENS for _, tokens in parts)
+        assert pages_tokens == size or sum(tokens for _, tokens in parts) == left_tokens
         count(prefilling, parts, reached)
         assert all(reached[each] == each.prompt_tokens for each in prefilling.end())
         turn += 1
