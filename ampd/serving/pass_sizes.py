@@ -46,6 +46,17 @@ class PassSizes:
         return max(chosen.tokens // self._page_tokens, 1) * self._page_tokens
 
 
+def is_taken_over(is_handed_over: bool, missing_tokens: int, page_tokens: int) -> bool:
+    """Whether a round was handed over with its KV: it lacks the last page and its first token at most.
+
+    One that lacks more is a prefill like any other, because its KV was lost on the way.
+
+    Args:
+        is_handed_over: its first token came elsewhere, and is part of its prompt.
+    """
+    return is_handed_over and missing_tokens <= page_tokens + 1
+
+
 def full_pages(tokens: Sequence[int], page_tokens: int) -> int:
     """Tokens in the pages that these parts of prefills take, each part its own."""
     return sum([-(-each // page_tokens) for each in tokens]) * page_tokens

@@ -20,7 +20,7 @@ from typing import Any
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import SLICING
-from ampd.serving.pass_sizes import PassSizes, full_pages
+from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound
 from workers.engines.sglang_share import known
 
@@ -170,7 +170,7 @@ class Prefills:
             targets, or there is none.
         left_tokens: of each prefill.
         has_begun: SGLang has begun the first of them.
-        handed_over: requests that were prefilled elsewhere and lack a page at most.
+        handed_over: requests that were prefilled elsewhere and have their KV (`is_taken_over`).
         missing_tokens: of each of these.
     """
 
@@ -194,9 +194,8 @@ class Prefills:
         handed: list[tuple[Any, int]] = []
         for request, tokens in cached:
             left = max(_context_tokens(request) - tokens, 1)
-            # With more to compute it is a prefill like any other: its KV was lost on the way.
-            is_handed_over = known(request).is_handed_over and left <= page_tokens + 1
-            (handed if is_handed_over else lefts).append((request, left))
+            is_over = is_taken_over(known(request).is_handed_over, left, page_tokens)
+            (handed if is_over else lefts).append((request, left))
         return cls(
             _oldest(lefts[:1] if begun else lefts),
             [left for _, left in lefts],

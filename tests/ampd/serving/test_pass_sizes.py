@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, Wait
-from ampd.serving.pass_sizes import PassSizes, divided
+from ampd.serving.pass_sizes import PassSizes, divided, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 
@@ -42,6 +42,14 @@ def test_the_policy_sees_all_that_is_left_as_one_prefill() -> None:
     assert seen is not None
     assert (seen.task.hist_tokens, seen.task.incr_tokens, seen.task.slo) == (320, 500, OLDEST.slo)
     assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
+
+
+@pytest.mark.parametrize(
+    ("is_handed_over", "missing_tokens", "expected"),
+    [(True, 1, True), (True, PAGE + 1, True), (True, PAGE + 2, False), (False, 1, False)],
+)
+def test_a_round_is_taken_over_if_its_kv_has_come(is_handed_over: bool, missing_tokens: int, expected: bool) -> None:
+    assert is_taken_over(is_handed_over, missing_tokens, PAGE) is expected
 
 
 def test_shorter_prefills_that_fit_come_before_the_oldest() -> None:
