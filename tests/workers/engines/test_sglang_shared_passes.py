@@ -247,12 +247,15 @@ async def test_the_batch_decodes_alone_as_long_as_the_policy_says(sharer: Sharin
 async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sharer: Sharing, has_begun: bool) -> None:
     handed, long = text(8, 100), PROMPT
     expected = await sharer.alone(PLAIN, handed, NEW), await sharer.alone(PLAIN, long, NEW)
-    await sharer.call(handed[:96], 0, PLAIN)
+    rounds = worker_parts("D", sharer.engine, load_performance_model("tiny-cpu"), slicing=ToldSlices()).rounds
+    # In the store, as if it had been read. The store keeps what a session has.
+    kept: Any = message(handed[:96], 0, "over")
+    async with aclosing(rounds.generate(kept)) as chunks:
+        assert [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"] == 96
     # As a coordinator sends it: its history is what there was before the round.
     stops: dict[str, Any] = {**PLAIN["stop_conditions"], "max_tokens": NEW}
     over: Any = message(handed[:-1], NEW, "over", source="gone", **PLAIN | {"stop_conditions": stops})
     over["token_ids"] = handed
-    rounds = worker_parts("D", sharer.engine, load_performance_model("tiny-cpu"), slicing=ToldSlices()).rounds
     async with sharer.streaming(share=PassShare(told(64))):
         task = told(16) if has_begun else told(336, after=120)
         prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, share=PassShare(task)))
