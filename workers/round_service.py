@@ -13,6 +13,7 @@ from typing import Any, cast
 from ampd.handler_stream import Chunk
 from ampd.rounds_in_progress import RoundsInProgress
 from ampd.sampling_limits import beyond_sampling
+from ampd.serving.slices import left_before
 from ampd.state.checks import check_count, checked
 from ampd.tenant import tenant_of
 from ampd.unique_id import unique_id
@@ -141,7 +142,9 @@ class RoundService:
         progress.handed_over_s = progress.arrived_s
         if _max_tokens(request) != 0:
             self._events.handed_over(progress)
-        share = PassShare(progress.task, progress.arrived_s)
+        # The first token is part of the prompt now.
+        prompt = left_before(progress.task, progress.prompt.tokens)
+        share = PassShare(await self._slicer.taken_over(prompt, progress.prompt.page_keys), progress.arrived_s)
         async with aclosing(self._stream(request, progress, None, share)) as chunks:
             async for chunk in chunks:
                 yield chunk

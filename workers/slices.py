@@ -54,6 +54,7 @@ class Slicer:
         role: WorkerRole,
     ) -> None:
         info = engine.info
+        self._policy = policy
         self._slices = Slices(policy, model, info.parallelism, info.page_size_tokens, lambda: role.role)
         self._engine = engine
         self._running = running
@@ -110,6 +111,10 @@ class Slicer:
                 # The rest may then be picked for a pass with others.
                 await place.again(left)
         return sliced
+
+    async def taken_over(self, task: PrefillTask, page_keys: Sequence[bytes]) -> PrefillTask:
+        """What is left of a prefill that was done elsewhere. Only an engine that shares passes needs to know it."""
+        return await self._as_held(task, page_keys) if self._policy.shares_passes else task
 
     def _next(self, tasks: Sequence[PrefillTask], *, is_exact: bool) -> SliceStep:
         now_s = self._clock()

@@ -46,22 +46,41 @@ class PassSizes:
         return max(chosen.tokens // self._page_tokens, 1) * self._page_tokens
 
 
+def is_taken_over(is_handed_over: bool, missing_tokens: int, page_tokens: int) -> bool:
+    """Whether a round was handed over with its KV: it lacks the last page and its first token at most.
+
+    One that lacks more is a prefill like any other, because its KV was lost on the way.
+
+    Args:
+        is_handed_over: its first token came elsewhere, and is part of its prompt.
+    """
+    return is_handed_over and missing_tokens <= page_tokens + 1
+
+
+def full_pages(tokens: Sequence[int], page_tokens: int) -> int:
+    """Tokens in the pages that these parts of prefills take, each part its own."""
+    return sum([-(-each // page_tokens) for each in tokens]) * page_tokens
+
+
 def divided(left_tokens: Sequence[int], most_tokens: int, page_tokens: int) -> list[tuple[int, int]]:
-    """The prefills of a pass in the order in which it takes them: (index, tokens). Only the last one may be cut.
+    """The prefills of a pass in the order in which it takes them: (index, tokens).
 
     Prefills that are shorter than the oldest one come before it, the shortest first, as far as they fit whole beside a
-    page of it (SGLang's schedule `shortest-prefill-first`). The others follow by age.
+    page of it (SGLang's schedule `shortest-prefill-first`). The others follow by age. As in SGLang each of them counts
+    with all its pages. So only the last one may be cut, and it is cut between pages.
 
     Args:
         left_tokens: of each prefill, the oldest first.
-        most_tokens: of the pass.
+        most_tokens: of the pass, as `PassSizes` says.
     """
+    if most_tokens >= sum(left_tokens):
+        most_tokens = full_pages(left_tokens, page_tokens)
     order = list(range(len(left_tokens)))
     if len(order) > 1:
-        room = most_tokens - min(left_tokens[0], page_tokens)
+        room = most_tokens - page_tokens
         before = []
         for index in sorted(order[1:], key=left_tokens.__getitem__):
-            room -= left_tokens[index]
+            room -= full_pages([left_tokens[index]], page_tokens)
             if room < 0 or left_tokens[index] >= left_tokens[0]:
                 break
             before.append(index)
@@ -72,5 +91,5 @@ def divided(left_tokens: Sequence[int], most_tokens: int, page_tokens: int) -> l
             break
         tokens = min(left_tokens[index], most_tokens)
         taken.append((index, tokens))
-        most_tokens -= tokens
+        most_tokens -= full_pages([tokens], page_tokens)
     return taken

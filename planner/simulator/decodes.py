@@ -74,6 +74,8 @@ class Decodes:
             round_.usable_read_tokens(held_tokens),
             first_token_s,
         )
+        # Its KV may be lost: then it is a prefill once more.
+        request.task = round_.task
         request.history_tokens = round_.prompt_tokens // memory.page_tokens * memory.page_tokens
         worker.engine.submit(request)
         memory.unprotect(session_id)

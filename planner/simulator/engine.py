@@ -68,11 +68,15 @@ class SimulatedEngine:
         self._is_ending_pass = False
         self._late: list[SimulatedRequest] = []
 
-    def running(self, now_s: float, itl_slo_s: float) -> list[RunningRound]:
-        """The rounds with a first token, those that wait for their hand-over pass included."""
+    def running(self, now_s: float, itl_slo_s: float, *, with_lost: bool = True) -> list[RunningRound]:
+        """The rounds with a first token, those that wait for their hand-over pass included.
+
+        Args:
+            with_lost: also those whose KV was lost on the way, which are prefilled once more.
+        """
         rounds = self.batch.running(now_s, itl_slo_s)
         for request in (*self._waiting, *self._prefilling, *self._late):
-            if request.is_handed_over:
+            if request.is_handed_over and (with_lost or request.is_taken_over(self._memory.page_tokens)):
                 rounds.append(RunningRound(1, now_s - request.first_token_s, itl_slo_s, request.prompt_tokens))
         return rounds
 
@@ -139,7 +143,8 @@ class SimulatedEngine:
         oldest, now_s = self._prefilling.oldest, self._loop.now_s
         if oldest is None:
             return 0
-        return sizes.tokens(oldest, self._prefilling.left_tokens, self.running(now_s, oldest.slo.itl_s), now_s)
+        rounds = self.running(now_s, oldest.slo.itl_s, with_lost=False)
+        return sizes.tokens(oldest, self._prefilling.left_tokens, rounds, now_s)
 
     def _admit(self) -> None:
         waiting, memory = self._waiting, self._memory
@@ -157,8 +162,7 @@ class SimulatedEngine:
             if self._reloads is not None:
                 self._reloads.admit(request)
             memory.computed(session_id, request.cached_tokens + request.read_tokens)
-            was_handed_over = request.is_handed_over and request.missing_tokens <= memory.page_tokens + 1
-            if was_handed_over and not self._hand_over_pass and not request.reload_s:
+            if request.is_taken_over(memory.page_tokens) and not self._hand_over_pass and not request.reload_s:
                 self.batch.join(request, 0)
             else:
                 self._prefilling.add(request)

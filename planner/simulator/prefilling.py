@@ -63,20 +63,24 @@ class Prefilling:
         Args:
             most_tokens: of the pass. Rounds that were prefilled elsewhere come first, and do not count.
         """
-        handed_over = [request for request in self._requests if request.is_handed_over]
-        others = [request for request in self._requests if not request.is_handed_over]
+        page_tokens, others = self._page_tokens, self._others
         lefts = [request.left_tokens for request in others]
-        self.in_pass = [(request, request.left_tokens) for request in handed_over]
-        self.in_pass += [(others[index], tokens) for index, tokens in divided(lefts, most_tokens, self._page_tokens)]
+        self.in_pass = [(each, each.left_tokens) for each in self._requests if each.is_taken_over(page_tokens)]
+        self.in_pass += [(others[index], tokens) for index, tokens in divided(lefts, most_tokens, page_tokens)]
         return self._parts()
 
     def _parts(self) -> list[Part]:
         return [(request.prompt_tokens - request.left_tokens, tokens) for request, tokens in self.in_pass]
 
     @property
+    def _others(self) -> list[SimulatedRequest]:
+        """The prefills that were not done elsewhere, or whose KV was lost on the way."""
+        return [request for request in self._requests if not request.is_taken_over(self._page_tokens)]
+
+    @property
     def oldest(self) -> PrefillTask | None:
         """What is left of the oldest prefill that was not done elsewhere; None: there is none."""
-        for request in self._requests:
+        for request in self._others:
             if request.task is not None:
                 return request.task.with_tokens(request.prompt_tokens - request.left_tokens, request.left_tokens)
         return None
@@ -84,7 +88,7 @@ class Prefilling:
     @property
     def left_tokens(self) -> int:
         """Of all prefills that were not done elsewhere."""
-        return sum([request.left_tokens for request in self._requests if request.task is not None])
+        return sum([request.left_tokens for request in self._others])
 
     def take_reload_s(self) -> float:
         """Time of the reloads of the pass. A prefill's KV is reloaded in its first pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ampd.serving.pass_sizes import is_taken_over
 from ampd.types import PrefillTask
 
 
@@ -21,7 +22,8 @@ class SimulatedRequest:
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
         decode_share: how the decode batch makes a step while this is computed, as in `ampd.policies.base.Compute`.
-        task: what was left of its prefill when it came; None: it was prefilled elsewhere.
+        task: what was left of its prefill when it came; None: it has no targets.
+        is_handed_over: its first token came elsewhere.
         passed_tokens: of its missing tokens, those of passes that have ended.
         end_step: number of the decode step that generates its last token; the decode batch sets it.
     """
@@ -73,6 +75,10 @@ class SimulatedRequest:
         self.task: PrefillTask | None = None
         self.passed_tokens = 0
         self.end_step = 0
+
+    def is_taken_over(self, page_tokens: int) -> bool:
+        """Whether it was prefilled elsewhere and has its KV."""
+        return is_taken_over(self.is_handed_over, self.missing_tokens, page_tokens)
 
     @property
     def total_tokens(self) -> int:

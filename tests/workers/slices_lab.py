@@ -10,7 +10,7 @@ from typing import Any, cast
 from ampd.policies.base import Compute, OrderingSituation, Pick, Slice, SlicingSituation
 from ampd.types import RunningRound
 from ampd.wire import GenerateRequest
-from workers.engines.base import EngineOutput, EngineRequest
+from workers.engines.base import EngineOutput, EngineRequest, PassShare
 
 ENOUGH = 100_000
 
@@ -64,6 +64,7 @@ class Recorded:
         self._on_first = on_first
         self.calls: list[tuple[int, int | None, int]] = []
         self.are_copies: list[bool] = []
+        self.shares: list[PassShare | None] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -71,6 +72,7 @@ class Recorded:
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         self.calls.append((len(request.token_ids), request.max_new_tokens, -1))
         self.are_copies.append(request.is_copy)
+        self.shares.append(request.share)
         mine = len(self.calls) - 1
         is_first = True
         async with aclosing(self._engine.generate(request)) as outputs:

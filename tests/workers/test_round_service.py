@@ -20,7 +20,7 @@ from tests.memory_store import MemoryStore
 from tests.waiting import PATIENCE_S, until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import Script, message
+from tests.workers.slices_lab import Recorded, Script, message
 from workers.engines.base import EngineError
 from workers.round_service import RoundService
 
@@ -255,6 +255,27 @@ async def test_a_read_is_predicted_with_the_parallelism_of_its_source(
         async with aclosing(getattr(workers["P"], endpoint)(second)) as chunks:
             last = [chunk async for chunk in chunks][-1]
         assert {name: tokens for name, tokens in last["ampd"]["hit_tokens"].items() if tokens} == {tier: 784}
+
+
+@pytest.mark.parametrize(("source", "held_tokens"), [("P", 96), ("gone", 0)], ids=["read", "lost"])
+async def test_an_engine_that_shares_passes_knows_what_is_left_of_a_round_that_was_prefilled_elsewhere(
+    model_folder: Path, source: str, held_tokens: int
+) -> None:
+    """As a coordinator sends it, the round has all of its prompt to prefill."""
+    lab, prompt = Lab(model_folder, Times()), prompt_of(100)
+    async with lab.engine("D") as decode, lab.engine("P") as prefill:
+        ask: Any = message(prompt, 5, "s")
+        async with aclosing(worker_parts("P", prefill, lab.times).rounds.prefill(ask)) as chunks:
+            tokens = [token for chunk in [each async for each in chunks] for token in chunk["token_ids"]]
+        engine = Recorded(decode)
+        rounds = worker_parts("D", engine, lab.times, slicing=Script(iter(()), shares_passes=True)).rounds
+        more: Any = {**ask, "token_ids": prompt + tokens, "source_worker_id": source}
+        async with aclosing(rounds.generate(more)) as chunks:
+            assert [chunk async for chunk in chunks]
+    (share,) = engine.shares
+    assert share is not None
+    assert share.first_s is not None
+    assert (share.task.hist_tokens, share.task.incr_tokens) == (held_tokens, 101 - held_tokens)
 
 
 @pytest.mark.parametrize("endpoint", ["prefill", "generate"])

@@ -31,9 +31,9 @@ class ModelledEngine:
     """One modelled replica: a single time line on which prefills and decode steps follow each other.
 
     A waiting prefill runs before the next decode step, and pauses the batch. With `sizes` prefills share their passes
-    with steps instead, in as many passes as `sizes` says. A request whose missing prompt is at most a page (a round
-    that was prefilled elsewhere) joins the batch directly: the next step computes its tail. A request that is submitted
-    in answer to a prefill comes after the next decode step, because the time line does not wait for it.
+    with steps instead, in as many passes as `sizes` says. A round that was prefilled elsewhere joins the batch
+    directly: the next step computes its tail. A request that is submitted in answer to a prefill comes after the next
+    decode step, because the time line does not wait for it.
 
     Running requests take device memory, which also keeps what was computed last while there is room. The store keeps
     the KV of sessions. KV that is in the store but not on the device is reloaded while the prefill computes.
@@ -236,13 +236,13 @@ class ModelledEngine:
         return active
 
     def _oldest(self) -> ActiveRequest:
-        """The request whose turn it is. Those that lack a page at most join the batch before a pass that it shares."""
+        """The request whose turn it is. Those that were taken over join the batch before a pass that it shares."""
         waiting, page_size = self._requests.waiting, self._info.page_size_tokens
         if self.sizes is not None and self._requests.running:
             for active in waiting:
                 found = self._found(active.keys)
                 missing = active.prompt_tokens - max(found.device_tokens, found.store_tokens)
-                if missing <= page_size and active.limits.max_new_tokens:
+                if active.is_taken_over(missing, page_size) and active.limits.max_new_tokens:
                     return active
         return waiting[0]
 
@@ -267,10 +267,11 @@ class ModelledEngine:
         self._begin_output(active, is_prefill=is_prefill)
 
     def _is_prefill(self, active: ActiveRequest) -> bool:
-        """False for a request that joins the batch, because less than a page is missing: its prompt was taken over."""
+        """False for a request that was taken over. It joins the batch."""
         missing, page_size = active.tiers.computed_tokens, self._info.page_size_tokens
         # A request without output has no step to join.
-        return missing > page_size or (missing == page_size and not active.limits.max_new_tokens)
+        has_no_step = missing >= page_size and not active.limits.max_new_tokens
+        return has_no_step or not active.is_taken_over(missing, page_size)
 
     def _begin_output(self, active: ActiveRequest, *, is_prefill: bool) -> None:
         """What the request computes before its decode steps is done. A prefill brings its first tokens."""

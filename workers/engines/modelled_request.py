@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.serving.kv_tiers import Tiers
+from ampd.serving.pass_sizes import is_taken_over
 from ampd.types import RunningRound
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, output_room
 from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
@@ -121,6 +122,11 @@ class ActiveRequest:
     def part(self) -> tuple[int, int]:
         """(KV that is there, tokens that are left) of its prompt."""
         return self.prompt_tokens - self.left_tokens, self.left_tokens
+
+    def is_taken_over(self, missing_tokens: int, page_tokens: int) -> bool:
+        """Whether it was prefilled elsewhere and has its KV, if so many tokens of its prompt are missing."""
+        share = self.request.share
+        return is_taken_over(share is not None and share.first_s is not None, missing_tokens, page_tokens)
 
     def running_round(self, now_s: float) -> RunningRound | None:
         """The request as a round that decodes; None: it does not, or no target of it is known."""

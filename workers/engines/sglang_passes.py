@@ -3,8 +3,9 @@
 SGLang cuts prefills into chunks of one configured size. `defer_prefill` and `sized_prefill` wrap two methods of its
 scheduler, so that the slicing policy chooses the size of each chunk instead, or a step of the batch alone.
 
-Only where SGLang mixes, a chunk is a step too. It does not mix where the prefill or the batch wants log-probabilities.
-Then the batch pauses for a chunk of the size that the policy chose.
+Only where SGLang mixes, a chunk is a step too. It does not mix where the prefill or the batch wants log-probabilities,
+or where KV memory has no room for the batch's tokens. Then the batch pauses for a chunk of the size that the policy
+chose. The policy counts on one reading of the weights for both, so the pause is longer than it means by one more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import SLICING
-from ampd.serving.pass_sizes import PassSizes
+from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound
 from workers.engines.sglang_share import known
 
@@ -109,24 +110,36 @@ class SchedulerPasses:
         return int(chosen[0])
 
     def _chosen(self, chunked: Any, waiting: Sequence[Any], running: Sequence[Any], now_s: float) -> int:
+        if (sizes := self._sizes) is None:
+            return _OWN
         try:
             prefills = Prefills.of(chunked, waiting, self._page_tokens)
             return chunk_tokens(
-                prefills, running, self._sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
+                prefills, running, sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
             )
         except Exception:  # a user's policy may raise anything, and the engine must go on
-            if not self._has_failed:
-                log.exception("the slicing policy failed: SGLang's own chunks are computed, without another line")
-            self._has_failed = True
+            self._report()
             return _OWN
+
+    def _report(self) -> None:
+        """Log the first of all failures."""
+        if not self._has_failed:
+            log.exception("the slicing policy failed: SGLang's own chunks are computed, without another line")
+        self._has_failed = True
 
     @property
     def _page_tokens(self) -> int:
         return int(self._scheduler.page_size)
 
     @cached_property
-    def _sizes(self) -> PassSizes:
-        return pass_sizes(self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size), self._grain_tokens())
+    def _sizes(self) -> PassSizes | None:
+        """None: what they depend on cannot be loaded. That is tried once, and not before every pass."""
+        parallelism = Parallelism(tp=self._scheduler.tp_group.world_size)
+        try:
+            return pass_sizes(self.linker.passes, parallelism, self._grain_tokens())
+        except Exception:  # as above
+            self._report()
+            return None
 
     def _grain_tokens(self) -> int:
         """Between which tokens prefills are cut."""
@@ -153,11 +166,11 @@ class Prefills:
     """What a scheduler has to prefill.
 
     Attributes:
-        oldest: what is left of the prefill that SGLang has begun, or of the first one that waits; None: it has no
+        oldest: what is left of the prefill that SGLang has begun, or else of the one that came first; None: it has no
             targets, or there is none.
         left_tokens: of each prefill.
         has_begun: SGLang has begun the first of them.
-        handed_over: requests that were prefilled elsewhere and lack a page at most.
+        handed_over: requests that were prefilled elsewhere and have their KV (`is_taken_over`).
         missing_tokens: of each of these.
     """
 
@@ -169,27 +182,39 @@ class Prefills:
 
     @classmethod
     def of(cls, chunked: Any, waiting: Sequence[Any], page_tokens: int) -> Prefills:
-        """Args: chunked: SGLang's unfinished request, or None. waiting: the other requests, first come first."""
+        """What SGLang's queue has.
+
+        Args:
+            chunked: SGLang's unfinished request, or None.
+            waiting: the other requests, in any order: SGLang sorts its queue by what is left of them.
+        """
         begun = [] if chunked is None else [chunked]
         cached = [(request, cached_tokens(request)) for request in waiting]
         lefts = [(chunked, _context_tokens(chunked) - chunked.prefix_len)] if begun else []
         handed: list[tuple[Any, int]] = []
         for request, tokens in cached:
             left = max(_context_tokens(request) - tokens, 1)
-            # With more to compute it is a prefill like any other: its KV was lost on the way.
-            is_handed_over = known(request).is_handed_over and left <= page_tokens + 1
-            (handed if is_handed_over else lefts).append((request, left))
-        oldest: PrefillTask | None = None
-        if lefts and (task := known(lefts[0][0]).task) is not None:
-            request, left = lefts[0]
-            oldest = task.with_tokens(_context_tokens(request) - left, left)
+            is_over = is_taken_over(known(request).is_handed_over, left, page_tokens)
+            (handed if is_over else lefts).append((request, left))
         return cls(
-            oldest,
+            _oldest(lefts[:1] if begun else lefts),
             [left for _, left in lefts],
             bool(begun),
             [request for request, _ in handed],
             [left for _, left in handed],
         )
+
+
+def _oldest(lefts: Sequence[tuple[Any, int]]) -> PrefillTask | None:
+    """What is left of the oldest of some prefills with their left tokens; None: the first has no targets."""
+    if not lefts or known(lefts[0][0]).task is None:
+        return None
+    tasks = [
+        task.with_tokens(_context_tokens(request) - left, left)
+        for request, left in lefts
+        if (task := known(request).task) is not None
+    ]
+    return min(tasks, key=lambda task: task.arrival_s)
 
 
 def cached_tokens(request: Any) -> int:
@@ -227,18 +252,14 @@ def chunk_tokens(
         rounds = running_rounds(running, prefills.handed_over, now_s)
         tokens = sizes.tokens(prefills.oldest, sum(prefills.left_tokens), rounds, now_s)
     if tokens >= sum(prefills.left_tokens):
-        tokens = _full_pages(prefills.left_tokens, page_tokens)
+        tokens = full_pages(prefills.left_tokens, page_tokens)
     if not tokens and prefills.handed_over and prefills.has_begun:
         tokens = page_tokens
-    tokens += _full_pages(prefills.missing_tokens, page_tokens)
+    tokens += full_pages(prefills.missing_tokens, page_tokens)
     if not tokens:
         return 0
     room = (most_tokens - len(running)) // page_tokens * page_tokens
     return min(tokens, room) + len(running) if room > 0 else _OWN
-
-
-def _full_pages(tokens: Sequence[int], page_tokens: int) -> int:
-    return sum([-(-each // page_tokens) for each in tokens]) * page_tokens
 
 
 def note_first_tokens(running: Sequence[Any], now_s: float) -> None:
@@ -251,10 +272,10 @@ def note_first_tokens(running: Sequence[Any], now_s: float) -> None:
 def running_rounds(running: Sequence[Any], handed_over: Sequence[Any], now_s: float) -> list[RunningRound]:
     """The rounds with a first token and with targets, those included that wait for their hand-over pass.
 
-    In the overlapped schedule this is asked while a pass computes. Its tokens are not counted, and neither is its time:
-    the rounds are taken as they were when it began. What is added meanwhile is a token for the time of a pass, which is
-    a target's worth if the policy chose its size, and less time otherwise. So the pause is never taken to be longer
-    than it may be.
+    In the overlapped schedule this is asked when a pass has just begun. Neither its tokens nor its time are counted:
+    the rounds are taken as they were before it. Meanwhile each gets a token for the time of the pass. A pass that is
+    longer than a round's target uses time that the round has saved, and the next pass counts on that time once more.
+    So it may be longer than the policy means.
     """
     rounds = []
     for request in running:

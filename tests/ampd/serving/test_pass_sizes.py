@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Slice, Wait
-from ampd.serving.pass_sizes import PassSizes, divided
+from ampd.serving.pass_sizes import PassSizes, divided, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 
@@ -44,20 +44,37 @@ def test_the_policy_sees_all_that_is_left_as_one_prefill() -> None:
     assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
 
 
+@pytest.mark.parametrize(
+    ("is_handed_over", "missing_tokens", "expected"),
+    [(True, 1, True), (True, PAGE + 1, True), (True, PAGE + 2, False), (False, 1, False)],
+)
+def test_a_round_is_taken_over_if_its_kv_has_come(is_handed_over: bool, missing_tokens: int, expected: bool) -> None:
+    assert is_taken_over(is_handed_over, missing_tokens, PAGE) is expected
+
+
 def test_shorter_prefills_that_fit_come_before_the_oldest() -> None:
-    assert divided([300, 40, 20], 128, PAGE) == [(2, 20), (1, 40), (0, 68)]
+    assert divided([300, 40, 20], 128, PAGE) == [(2, 20), (1, 40), (0, 48)]
     assert divided([300, 120], 128, PAGE) == [(0, 128)], "the oldest keeps a page"
-    assert divided([30, 40], 128, PAGE) == [(0, 30), (1, 40)], "no longer one comes before it"
-    assert divided([30, 400], 128, PAGE) == [(0, 30), (1, 98)]
+    assert divided([30, 40], 80, PAGE) == [(0, 30), (1, 40)], "no longer one comes before it"
+    assert divided([30, 400], 128, PAGE) == [(0, 30), (1, 96)]
     assert divided([30, 400], 0, PAGE) == []
 
 
-@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 500))
-def test_a_pass_is_full_and_cuts_the_last_one_only(left: list[int], most_tokens: int) -> None:
+def test_a_pass_is_full_with_the_pages_of_its_prefills() -> None:
+    assert divided([100, 5], 32, PAGE) == [(1, 5), (0, 16)]
+    assert divided([100, 5, 5], 32, PAGE) == [(1, 5), (0, 16)]
+    assert divided([100, 5, 5], 110, PAGE) == [(1, 5), (2, 5), (0, 100)], "all that is left"
+
+
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 31))
+def test_a_pass_takes_all_or_cuts_the_last_one_between_pages(left: list[int], most_pages: int) -> None:
+    most_tokens = most_pages * PAGE
     taken = divided(left, most_tokens, PAGE)
-    assert sum(tokens for _, tokens in taken) == min(most_tokens, sum(left))
+    pages = sum(-(-tokens // PAGE) for _, tokens in taken)
+    assert pages == most_pages or sum(tokens for _, tokens in taken) == sum(left)
     assert len({index for index, _ in taken}) == len(taken)
     assert all(tokens == left[index] for index, tokens in taken[:-1])
+    assert all(tokens == left[index] or not tokens % PAGE for index, tokens in taken)
     assert all(0 < tokens <= left[index] for index, tokens in taken)
-    if most_tokens >= PAGE:
+    if most_pages:
         assert 0 in {index for index, _ in taken}, "the oldest one is in each pass"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from heapq import heappop
 from math import inf
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from ampd.policies.base import Compute, Slice, SlicingSituation
+from ampd.serving.pass_sizes import PassSizes
 from ampd.serving.prefill_queue import CONCURRENCY, PrefillQueue, Stage
-from ampd.types import Parallelism
+from ampd.types import Parallelism, PrefillTask
 from planner.simulator.cluster import Cluster
 from planner.simulator.engine import LONGEST_RUN_STEPS, SimulatedEngine
 from planner.simulator.events import EventLoop
@@ -18,9 +21,23 @@ from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.request import SimulatedRequest
 from planner.simulator.steps import EngineTimes
+from tests.ampd.serving.fixed_slices import FixedSlices
 from workloads.trace import Session
 
-from .lab import LOCAL, MODEL, RouteBy, clusters, options, policies, run, session, session_lists, single, steps_at_once
+from .lab import (
+    LOCAL,
+    MODEL,
+    SLO,
+    RouteBy,
+    clusters,
+    options,
+    policies,
+    run,
+    session,
+    session_lists,
+    single,
+    steps_at_once,
+)
 
 relaxed = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 
@@ -66,6 +83,44 @@ def test_kv_that_was_read_counts_only_behind_a_history_that_is_still_there(
     engine.submit(SimulatedRequest("s", 200, 96, 1, None, lambda _, now_s: ends_s.append(now_s), read_tokens=48))
     loop.run()
     assert ends_s == [pytest.approx(MODEL.prefill_s(behind_tokens, 200 - behind_tokens, Parallelism(1)))]
+
+
+@pytest.mark.parametrize(("cached_tokens", "asked", "rounds"), [(992, [1000], 2), (0, [2001, 1001], 1)])
+def test_where_passes_are_shared_a_round_whose_kv_was_lost_on_the_way_is_a_prefill(
+    cached_tokens: int, asked: list[int], rounds: int
+) -> None:
+    """Its prefill is cut as the policy says, and the policy does not count it among the rounds that decode."""
+    policy, loop, memory = Asked(Compute(1008)), EventLoop(), KvMemory(10_000, 16)
+    sizes = PassSizes(policy, MODEL, Parallelism(1), 16)
+    engine = SimulatedEngine(EngineTimes(MODEL, Parallelism(1)), memory, loop, SimulationOptions(), [], sizes=sizes)
+    task = PrefillTask("t", "t", 0, 1000, 0.0, SLO)
+    if cached_tokens:
+        assert memory.reserve("over", cached_tokens)
+        memory.settle("over", cached_tokens)
+
+    def submit(session_id: str, prompt: int, cached: int, output: int, token_s: float = -1.0) -> None:
+        request = SimulatedRequest(session_id, prompt, cached, output, None, lambda *_: None, token_s=token_s)
+        request.task = task
+        engine.submit(request)
+
+    submit("stream", 50, 0, 100)
+    loop.run(MODEL.prefill_s(0, 50, Parallelism(1)))
+    submit("other", 1000, 0, 1)
+    submit("over", 1001, cached_tokens, 5, token_s=0.0)
+    loop.run()
+    assert [task.incr_tokens for task, _ in policy.asked] == asked
+    assert policy.asked[0][1] == rounds
+
+
+@dataclass
+class Asked(FixedSlices):
+    """It notes each prefill that it is asked about, and how many rounds decode."""
+
+    asked: list[tuple[PrefillTask, int]] = field(default_factory=list)
+
+    def slice(self, situation: SlicingSituation) -> Slice:
+        self.asked.append((situation.task, len(situation.running)))
+        return self.answer
 
 
 @pytest.mark.slow

@@ -28,7 +28,9 @@ def requests(prompts: Sequence[tuple[int, int]]) -> list[SimulatedRequest]:
 
 
 def handed_over(name: str, missing_tokens: int) -> SimulatedRequest:
-    return SimulatedRequest(name, 100, 100 - missing_tokens, 5, None, lambda *_: None, token_s=0.0)
+    request = SimulatedRequest(name, 100, 100 - missing_tokens, 5, None, lambda *_: None, token_s=0.0)
+    request.task = PrefillTask(f"{name}/0", name, 0, 99, 0.0, SLO)
+    return request
 
 
 @settings(max_examples=30)
@@ -73,7 +75,8 @@ def test_passes_beside_a_batch_compute_each_token_once(
         assert (oldest.hist_tokens, oldest.incr_tokens) == (reached[first], first.prompt_tokens - reached[first])
         size = sizes[turn % len(sizes)]
         parts = prefilling.begin_beside(size)
-        assert sum(tokens for _, tokens in parts) == min(size, left_tokens)
+        pages_tokens = sum(-(-tokens // PAGE_TOKENS) * PAGE_TOKENS for _, tokens in parts)
+        assert pages_tokens == size or sum(tokens for _, tokens in parts) == left_tokens
         count(prefilling, parts, reached)
         assert all(reached[each] == each.prompt_tokens for each in prefilling.end())
         turn += 1
@@ -93,6 +96,17 @@ def test_rounds_that_were_prefilled_elsewhere_come_first_and_do_not_count() -> N
     prefilling.end()
     assert prefilling.begin_beside(0) == []
     assert (prefilling.left_tokens, len(prefilling)) == (172, 1)
+
+
+def test_a_round_whose_kv_was_lost_on_the_way_is_a_prefill() -> None:
+    prefilling = Prefilling(PAGE_TOKENS)
+    prefilling.add(handed_over("lost", 100))
+    assert prefilling.begin_beside(0) == []
+    assert prefilling.begin_beside(64) == [(0, 64)]
+    prefilling.end()
+    assert prefilling.oldest == PrefillTask("lost/0", "lost", 64, 36, 0.0, SLO)
+    assert prefilling.begin_beside(16) == [(64, 16)], "also when it lacks a page only"
+    assert prefilling.left_tokens == 36
 
 
 def count(prefilling: Prefilling, parts: list[Part], reached: dict[SimulatedRequest, int]) -> None:

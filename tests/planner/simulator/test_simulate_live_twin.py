@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, Wait
+from ampd.policies.base import Slice, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.ordering.on_time import OnTimeOrdering
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
@@ -234,19 +234,15 @@ def test_rounds_that_meet_at_a_prefill_worker_take_the_same_time(
 
 
 class OffTheBeat(SlackSlicing):
-    """Ours, with waits that are a little longer, and without a last slice of less than a page or so.
+    """Ours, with waits that are a little longer.
 
     It waits for halves of a step, so that it often asks again in the very moment in which a step ends. Whether the
-    step's tokens are counted then is a matter of rounding, here and live. And what is left within a page the modelled
-    engine computes in the next decode step, the simulated one in a pass.
+    step's tokens are counted then is a matter of rounding, here and live.
     """
 
     def slice(self, situation: SlicingSituation) -> Slice:
         chosen = super().slice(situation)
-        if isinstance(chosen, Wait):
-            return Wait(1.07 * chosen.wait_s)
-        left_tokens = situation.task.incr_tokens
-        return Compute(left_tokens) if left_tokens - chosen.tokens <= 32 else chosen
+        return Wait(1.07 * chosen.wait_s) if isinstance(chosen, Wait) else chosen
 
 
 def _that_meet(seed: int) -> list[Session]:

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
-from ampd.types import Parallelism
+from ampd.types import Parallelism, PrefillTask, Slo
 from ampd.wire import KvReply, KvRequest
-from workers.engines.base import EngineOutput, EngineRequest
+from workers.engines.base import EngineOutput, EngineRequest, PassShare
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.planned_output import OutputPlanner
@@ -140,9 +140,13 @@ async def run(
     *,
     rid: str | None = None,
     session: str = "s",
+    first_s: float | None = None,
     **request: Any,
 ) -> list[EngineOutput]:
-    call = EngineRequest(rid or uuid4().hex, session, token_ids, max_new_tokens, request)
+    """The outputs of a request. `first_s`: when its first token, now part of its prompt, came elsewhere."""
+    task = PrefillTask("t", session, 0, len(token_ids), 0.0, Slo(1.0, 0.1))
+    share = None if first_s is None else PassShare(task, first_s)
+    call = EngineRequest(rid or uuid4().hex, session, token_ids, max_new_tokens, request, share=share)
     async with aclosing(cast(Any, engine.generate(call))) as outputs:
         return [output async for output in outputs]
 

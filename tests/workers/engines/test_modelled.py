@@ -222,7 +222,7 @@ async def test_the_increment_alone_is_read_back(lab: Lab) -> None:
         assert first.cached_tokens == 320
         back = await fetch(decode, "d", context + first.token_ids, "P")
         assert back.tokens == 400 - 320
-        outputs = await run(decode, context + first.token_ids, 5, rid="d")
+        outputs = await run(decode, context + first.token_ids, 5, rid="d", first_s=0.0)
         assert outputs[-1].cached_tokens == 400
         # The tail of one token was computed within a decode step, not as a prefill of its own.
         assert lab.times.prefills == [(0, 320), (320, 80)]

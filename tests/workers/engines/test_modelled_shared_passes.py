@@ -154,7 +154,17 @@ async def test_a_short_prefill_passes_a_long_one_and_shares_its_pass(open_sharer
         sharer.policy.answer = Compute(64)
         await asyncio.gather(long, short)
         assert sharer.told == ["short", "long"]
-        assert [tokens for _, tokens in sharer.passes] == [65, 65, 65, 39]
+        assert [tokens for _, tokens in sharer.passes] == [63, 65, 65, 41]  # the short one counts with two pages
+
+
+async def test_a_prefill_of_less_than_a_page_takes_a_pass(open_sharer: Any) -> None:
+    """Only a round that was prefilled elsewhere joins the batch without one."""
+    async with open_sharer() as sharer:
+        await run(sharer.engine, prompt_of(96), 0)
+        async with sharer.stream():
+            await sharer.call("a", prompt_of(105), 2, hist=96)
+            # A row of the batch is in it.
+            assert [tokens for _, tokens in sharer.passes] == [9 + 1]
 
 
 async def test_who_leaves_between_two_passes_keeps_what_was_computed(open_sharer: Any) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import workers.engines.sglang_passes
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.base import Compute, Wait
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes
+from ampd.serving.slices import left_before, with_held
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.harness.told_slices import ToldSlices, told
@@ -66,8 +68,10 @@ def request(
     )
 
 
-def handed_over(prompt: int, hist_tokens: int, matched: int = 0) -> Any:
-    return request(prompt, share=PassShare(task(hist_tokens, prompt - hist_tokens), first_s=95.0), matched=matched)
+def handed_over(prompt: int, held_tokens: int, matched: int = 0) -> Any:
+    """A round that was prefilled elsewhere, as the worker sends it: a coordinator's history says nothing of it."""
+    left = with_held(left_before(task(0, prompt - 1), prompt), held_tokens, PAGE)
+    return request(prompt, share=PassShare(left, first_s=95.0), matched=matched)
 
 
 STREAM = request(100, 5, PassShare(task()))
@@ -97,11 +101,17 @@ def test_the_policy_is_asked_for_all_prefills_behind_the_history_of_the_one_that
     assert policy.situation.now_s == NOW_S
 
 
-def test_what_is_waiting_first_is_the_oldest_if_none_has_begun() -> None:
+def test_what_came_first_is_the_oldest_if_none_has_begun() -> None:
+    """SGLang has sorted its queue by length."""
     policy = FixedSlices(Compute(64))
-    assert chunk(None, [handed_over(100, 96), request(200, share=PassShare(task(96, 104)))], policy) == 64 + 16 + 1
+    late = request(50, share=PassShare(replace(task(0, 50), arrival_s=91.0)))
+    waiting = [handed_over(100, 96), late, request(200, share=PassShare(task(96, 104)))]
+    assert chunk(None, waiting, policy) == 64 + 16 + 1
     assert policy.situation is not None
-    assert (policy.situation.task.hist_tokens, policy.situation.task.incr_tokens) == (96, 104)
+    assert policy.situation.task == task(96, 104 + 50)
+    begun = request(700, share=PassShare(replace(task(0, 700), arrival_s=99.0)), prefix=320)
+    assert chunk(begun, [late], policy) == 64 + 1
+    assert policy.situation.task.hist_tokens == 320, "one that has begun goes on"
 
 
 def test_what_is_left_is_taken_whole_in_full_pages_of_each() -> None:
@@ -135,6 +145,7 @@ def test_requests_without_targets_are_left_to_sglang() -> None:
     policy = FixedSlices(Wait(1.0))
     own = -1
     assert chunk(None, [request(700)], policy) == own
+    assert chunk(None, [request(700), request(50, share=PassShare(task(0, 50)))], policy) == own
     assert policy.situation is None
     long = request(700, share=PassShare(task(0, 700)))
     assert chunk(None, [long], policy, running=[request(10, 5)]) == 704 + 1, "nobody minds"
@@ -233,6 +244,22 @@ def test_without_a_model_sglang_cuts_as_by_itself() -> None:
 def test_a_policy_that_fails_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler(waiting_queue=waiting(-1))
     assert [next_chunk(scheduler, [STREAM]) for _ in range(2)] == [MOST, MOST]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+def test_what_the_sizes_depend_on_is_loaded_once_also_if_it_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded: list[str] = []
+
+    def load(name: str) -> None:
+        loaded.append(name)
+        raise FileNotFoundError(name)
+
+    monkeypatch.setattr(workers.engines.sglang_passes, "load_performance_model", load)
+    scheduler = Scheduler(waiting_queue=waiting(64))
+    assert [next_chunk(scheduler, [STREAM]) for _ in range(2)] == [MOST, MOST]
+    assert loaded == ["tiny-cpu"]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
+from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import MODULES_VARIABLE, SLICING
 from ampd.tiny_model import make_tiny_model
 
@@ -22,8 +22,10 @@ pytest.importorskip("nixl")
 
 from tests.harness.engine_hooks import in_engine_processes
 from tests.harness.sglang_pair import LocalPeers, empty, pair_settings, rid, text
-from tests.harness.told_slices import told
+from tests.harness.told_slices import ToldSlices, told
 from tests.waiting import until
+from tests.workers.parts_lab import worker_parts
+from tests.workers.slices_lab import message, out
 from workers.engines.base import EngineRequest, PassShare
 from workers.engines.sglang import SglangEngine
 
@@ -245,15 +247,22 @@ async def test_the_batch_decodes_alone_as_long_as_the_policy_says(sharer: Sharin
 async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sharer: Sharing, has_begun: bool) -> None:
     handed, long = text(8, 100), PROMPT
     expected = await sharer.alone(PLAIN, handed, NEW), await sharer.alone(PLAIN, long, NEW)
-    await sharer.call(handed[:96], 0, PLAIN)
+    rounds = worker_parts("D", sharer.engine, load_performance_model("tiny-cpu"), slicing=ToldSlices()).rounds
+    # In the store, as if it had been read. The store keeps what a session has.
+    kept: Any = message(handed[:96], 0, "over")
+    async with aclosing(rounds.generate(kept)) as chunks:
+        assert [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"] == 96
+    # As a coordinator sends it: its history is what there was before the round.
+    stops: dict[str, Any] = {**PLAIN["stop_conditions"], "max_tokens": NEW}
+    over: Any = message(handed[:-1], NEW, "over", source="gone", **PLAIN | {"stop_conditions": stops})
+    over["token_ids"] = handed
     async with sharer.streaming(share=PassShare(told(64))):
         task = told(16) if has_begun else told(336, after=120)
         prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, share=PassShare(task)))
         await until(lambda: any(tokens for tokens, _ in sharer._since()[0]) or not has_begun)
-        first_s = time.monotonic()
-        got = await sharer.call(handed, NEW, PLAIN, share=PassShare(told(16, 0, 96, 4), first_s))
+        async with aclosing(rounds.generate(over)) as chunks:
+            assert out([chunk async for chunk in chunks]) == expected[0].tokens[0]
         assert not prefill.done()
-        assert got.tokens == expected[0].tokens
         assert (await prefill).tokens == expected[1].tokens
     passes = sharer.passes()
     at = passes.index((20, 1) if has_begun else (4, 1))
