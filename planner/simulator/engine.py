@@ -1,4 +1,4 @@
-"""One engine replica in virtual time: prefill passes come before decode steps, and pause them.
+"""One engine replica in virtual time: prefill passes come before decode steps, and pause them or are steps too.
 
 Decode steps are not events. A run of steps is planned up to the first request that ends. A request that comes in
 between cuts the run after the step in progress.
