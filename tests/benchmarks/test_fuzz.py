@@ -1,5 +1,6 @@
 """Some changed inputs for every parser and every receiver of a message; `python -m benchmarks.fuzz` has more."""
 
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +43,14 @@ NAMES = [
 def targets() -> Iterator[dict[str, Target]]:
     with all_targets() as targets:
         yield {target.name: target for target in targets}
+
+
+@pytest.fixture(autouse=True)
+def _without_logs() -> Iterator[None]:
+    """A log line may name a part of an input. If that is no valid Unicode, pytest-xdist cannot send the line."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def test_all_targets_are_tried_here(targets: dict[str, Target]) -> None:
