@@ -22,24 +22,38 @@ from ampd.policies.base import (
 log = logging.getLogger(__name__)
 
 
+class _Failures:
+    """Logs the first of failures in a row."""
+
+    def __init__(self, consequence: str) -> None:
+        self._consequence = consequence
+        self._is_failing = False
+
+    def end(self) -> None:
+        self._is_failing = False
+
+    def note(self, error: Exception) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            log.exception("the %s: %r", self._consequence, error)
+
+
 class UnfailingOrdering:
-    """An ordering policy. If it raises or picks what is not there, the first prefill in order of arrival runs."""
+    """An ordering policy. If it raises or picks a prefill that is not there, the first one in order of arrival runs."""
 
     def __init__(self, policy: OrderingPolicy) -> None:
         self._policy = policy
-        self._is_failing = False
+        self._failures = _Failures("ordering policy failed, the first prefill in order of arrival runs")
 
     def pick(self, situation: OrderingSituation) -> Pick:
         try:
             pick = self._policy.pick(situation)
             _check_pick(pick, len(situation.queue))
-            self._is_failing = False
-            return pick
         except Exception as error:
-            if not self._is_failing:
-                self._is_failing = True
-                log.exception("the ordering policy failed, the first prefill in order of arrival runs: %r", error)
+            self._failures.note(error)
             return Run(0)
+        self._failures.end()
+        return pick
 
 
 def _check_pick(pick: Pick, waiting: int) -> None:
@@ -55,7 +69,7 @@ class UnfailingSlicing:
 
     def __init__(self, policy: SlicingPolicy) -> None:
         self._policy = policy
-        self._is_failing = False
+        self._failures = _Failures("slicing policy failed, prefills are computed whole")
 
     @property
     def is_whole(self) -> bool:
@@ -68,22 +82,17 @@ class UnfailingSlicing:
     def slice(self, situation: SlicingSituation) -> Slice:
         try:
             chosen = self._policy.slice(situation)
-            self._is_failing = False
-            return chosen
         except Exception as error:
-            self._note(error)
+            self._failures.note(error)
             return Compute(situation.task.incr_tokens)
+        self._failures.end()
+        return chosen
 
     def turn(self, situation: SlicingSituation) -> int:
         try:
             tokens = self._policy.turn(situation)
-            self._is_failing = False
-            return tokens
         except Exception as error:
-            self._note(error)
+            self._failures.note(error)
             return situation.task.incr_tokens
-
-    def _note(self, error: Exception) -> None:
-        if not self._is_failing:
-            self._is_failing = True
-            log.exception("the slicing policy failed, prefills are computed whole: %r", error)
+        self._failures.end()
+        return tokens

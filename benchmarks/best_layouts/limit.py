@@ -3,11 +3,11 @@
     python -m benchmarks.best_layouts.limit --only "toolbench" --seeds 3
 
 The least time is that of the performance model, if all KV is reused, none is moved, no worker ever waits, and each
-pass has the size at which a token costs least, whatever its latency. So nobody carries more under a load that lasts,
-with two exceptions. In a load that ends, the last rounds are served after the last arrival: the searches of the main
-comparison exceed the limit by a few percent with some seeds. And an engine that runs a step beside a prefill, each on
-a share of the GPU (DuetServe), is not bound by it, because one computes while the other one reads memory. With workers
-of unequal degree it is an estimate, because it takes all rounds for alike.
+pass has the size at which a token costs least, even if it misses all targets. So no policy carries more under a load
+that lasts, with two exceptions. In a load that ends, the last rounds are served after the last arrival: the searches
+of the main comparison exceed the limit by a few percent with some seeds. And an engine that runs a step beside a
+prefill, each on a share of the GPU (DuetServe), is not bound by it, because one computes while the other one reads
+memory. With workers of unequal degree it is an estimate, because it takes all rounds for alike.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def _least_work(setting: Setting, parallelism: Parallelism) -> LeastWork:
 class LimitSettings(Settings):
     """Print the limit of each setting."""
 
-    only: str | None = Field(
-        None, description="Only settings whose names have one of these parts, separated by commas."
-    )
+    only: str | None = Field(None, description="Only settings whose names contain one of these, comma-separated.")
     seeds: int = Field(3, ge=1, le=100, description="Seeds of arrivals and lengths.")
 
 
