@@ -29,6 +29,9 @@ from router.round_errors import WorkerLostError, WorkerRefusedError
 
 _CALLER = "coordinator"
 
+_BROKEN_CONNECTION = ("CannotConnect:", "Disconnected:")
+"""Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
+
 
 class CallContext(TracedContext, Protocol):
     """The part of Dynamo's `Context` that the coordinator uses."""
@@ -97,14 +100,26 @@ class DynamoCalls:
     async def _start(
         self, endpoint: str, worker_id: str, request: Mapping[str, Any], context: CallContext
     ) -> AsyncIterator[Chunk]:
-        self._signer.sign(context.metadata, endpoint, worker_id, request)
         try:
-            stream: AsyncIterator[Chunk] = await self._clients[endpoint].direct(
-                request, int(worker_id, 16), annotated=False, context=context
-            )
-            return stream
+            return await self._send(endpoint, worker_id, request, context)
+        except Exception as error:
+            if not str(error).startswith(_BROKEN_CONNECTION):
+                raise worker_error(worker_id, error) from None
+        # A network that forgets connections resets them while the worker lives. The second try makes a new connection,
+        # because Dynamo has dropped the broken one.
+        try:
+            return await self._send(endpoint, worker_id, request, context)
         except Exception as error:
             raise worker_error(worker_id, error) from None
+
+    async def _send(
+        self, endpoint: str, worker_id: str, request: Mapping[str, Any], context: CallContext
+    ) -> AsyncIterator[Chunk]:
+        self._signer.sign(context.metadata, endpoint, worker_id, request)
+        stream: AsyncIterator[Chunk] = await self._clients[endpoint].direct(
+            request, int(worker_id, 16), annotated=False, context=context
+        )
+        return stream
 
 
 def _sound(worker_id: str, reply: Any) -> KvReply:

@@ -101,6 +101,7 @@ class ClusterView:
         self._given_up: dict[str, KnownWorker] = {}
         self._leaving: dict[str, KnownWorker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
+        self._listed = set[str]()
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
         self._heard = set[str]()
@@ -150,12 +151,9 @@ class ClusterView:
         return self._current()[role]
 
     def worker(self, worker_id: str) -> WorkerView | None:
-        """A live worker, or None if it is unknown, expired or suspect, or cannot serve the reader's rounds."""
+        """A live worker, or None if it is unknown, expired or left out, or cannot serve the reader's rounds."""
         self._current()
-        worker = self._workers.get(worker_id)
-        if worker is None or worker.suspect_until_s > self._clock() or not self._serves(worker.published):
-            return None
-        return worker.view()
+        return self._workers[worker_id].view() if worker_id in self._listed else None
 
     def serves(self, worker: WorkerView) -> bool:
         """Whether a worker of the shared state can serve the reader's rounds."""
@@ -196,7 +194,10 @@ class ClusterView:
     # -- what the reader knows before the store
 
     def suspect(self, worker_id: str, for_s: float) -> None:
-        """Leave a worker out, because a call to it failed, until it publishes again or for `for_s` seconds."""
+        """Leave a worker out, because a call to it failed, until it publishes again or for `for_s` seconds.
+
+        It stays while no other worker has its role: one failed call proves no death, and nobody could take its place.
+        """
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.suspect_until_s = self._clock() + for_s
@@ -304,8 +305,9 @@ class ClusterView:
 
     def _rebuilt(self, now_s: float) -> dict[Role, tuple[WorkerView, ...]]:
         self._expire(now_s)
-        lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
         self._recheck_s = float("inf")
+        trusted: list[KnownWorker] = []
+        suspects: list[KnownWorker] = []
         for worker in self._workers.values():
             if self.connected:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
@@ -313,10 +315,12 @@ class ClusterView:
                 self._recheck_s = min(self._recheck_s, worker.work_off(self._fresh_s, now_s))
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
-                continue
-            if not self._serves(worker.published):
-                continue
+            if self._serves(worker.published):
+                (suspects if worker.suspect_until_s > now_s else trusted).append(worker)
+        lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
+        for worker in trusted + _without_substitute(suspects, trusted):
             lists[worker.published.role].append(worker.view())
+        self._listed = {view.worker_id for views in lists.values() for view in views}
         return {role: tuple(views) for role, views in lists.items()}
 
     def _expire(self, now_s: float) -> None:
@@ -388,3 +392,15 @@ class ClusterView:
         for view in views:
             self._updated(view, self._lease_s)
         self._lists = None
+
+
+def _without_substitute(suspects: list[KnownWorker], trusted: list[KnownWorker]) -> list[KnownWorker]:
+    """The suspects that do something that no trusted worker does: own sessions, or prefill for others."""
+    needs_owner = not any(worker.published.role.owns_sessions for worker in trusted)
+    needs_prefills = not any(worker.published.role.takes_prefills for worker in trusted)
+    return [
+        worker
+        for worker in suspects
+        if (needs_owner and worker.published.role.owns_sessions)
+        or (needs_prefills and worker.published.role.takes_prefills)
+    ]

@@ -261,7 +261,8 @@ class LiveGraph:
         environment = {**self._environment, SOCKET_VARIABLE: str(control)}
         if kind == "frontend":
             limit_mb = body_limit_mb(TinyModel().max_context_tokens)
-            frontend = Frontend("127.0.0.1", port, self.namespace, session_ttl_s=60.0, body_limit_mb=limit_mb)
+            ttl_s = 60.0 if self._kind.sizes["coordinator"] > 1 else None
+            frontend = Frontend("127.0.0.1", port, self.namespace, session_ttl_s=ttl_s, body_limit_mb=limit_mb)
             spec = frontend.process(name, environment)
         else:
             spec = ProcessSpec(name, python_module(_MODULES[kind], [*self._flags(kind, model), *flags]), environment)

@@ -140,6 +140,19 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_RUNTIME_INHIBITED_DURATION_SECS",),
+        "Dynamo",
+        "`0` with one coordinator, `1` with several, set by `ampd serve` and in the manifests: for how many seconds a "
+        "frontend avoids a coordinator after a broken connection.",
+        "[reliability](reliability.md#bounds)",
+    ),
+    Variable(
+        ("DYN_TCP_HOST_IDLE_TTL_SECS",),
+        "Dynamo",
+        "`60`, set by `ampd serve` and in the manifests: a frontend closes connections that were idle so many seconds.",
+        "[reliability](reliability.md#bounds)",
+    ),
+    Variable(
         ("DYN_DISABLE_FRONTEND_ADMIN_API",),
         "Dynamo",
         "`1`, set by `ampd serve` and in the manifests: the frontend has no `/busy_threshold`.",

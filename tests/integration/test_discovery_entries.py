@@ -20,10 +20,17 @@ def perf_of(graph: Graph) -> Path:
     return profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.002)
 
 
-def delete_card(graph: Graph) -> None:
+async def delete_card(graph: Graph) -> None:
     """As the other processes do when this coordinator stands still."""
-    (card,) = (path for path in (graph.folder / "discovery/v1/mdc").rglob("*") if path.is_file())
-    card.unlink()
+    cards: list[Path] = []
+
+    def is_written() -> bool:
+        """While Dynamo writes a card, there is another file beside it."""
+        cards[:] = [path for path in (graph.folder / "discovery/v1/mdc").rglob("*") if path.is_file()]
+        return len(cards) == 1
+
+    await until(is_written)
+    cards[0].unlink()
 
 
 async def models(graph: Graph) -> list[str]:
@@ -59,7 +66,7 @@ async def test_a_graph_whose_entries_are_gone_serves_again(graph: Graph) -> None
             # The entries may be there before the line is.
             await until(lambda name=name: "entering again" in graph.log(name))
             assert graph.log(name).count("entering again") == 1
-        delete_card(graph)
+        await delete_card(graph)
         await until(lambda: no_model(graph))
         await until(lambda: is_served_remotely("with a new card"))
         assert {path for path in (graph.folder / "discovery").rglob("*") if path.is_file()} == set(entries)
@@ -76,7 +83,7 @@ async def test_a_coordinator_whose_card_is_gone_while_it_is_out_of_discovery_ser
         await graph.until_answers([coordinator])
         await graph.end(graph.processes[worker_id])
         await graph.until_registered(0)
-        delete_card(graph)
+        await delete_card(graph)
         await until(lambda: no_model(graph))
         await graph.new_worker("decode", perf_of(graph))
         await graph.until_answers([coordinator])
@@ -92,7 +99,7 @@ async def test_a_coordinator_whose_card_is_gone_before_the_first_worker_serves(
         coordinator = graph.start_coordinator("always-local")
         graph.start_frontend()
         await graph.until_announced(1)
-        delete_card(graph)
+        await delete_card(graph)
         await until(lambda: no_model(graph))
         await graph.new_worker("decode", perf_of(graph), *limit)
         await graph.until_answers([coordinator])

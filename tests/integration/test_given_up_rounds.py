@@ -15,7 +15,7 @@ async def test_a_round_that_is_given_up_goes_on_at_another_coordinator(graph: Gr
     """The round takes ten minutes, and the coordinator has a second. Nobody kills it."""
     graph.environment.update(DYN_LOG="warn,router=info")
     leaving = graph.start_coordinator("always-local", "--drain-s", "1")
-    graph.start_frontend("--migration-limit", "1")
+    graph.start_frontend(coordinators=2)
     await graph.new_worker("decode", profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.1))
     await graph.until_answers([leaving])
     body = completion(PROMPT, max_tokens=6000, stream=True)

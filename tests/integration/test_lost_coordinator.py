@@ -48,7 +48,7 @@ class Stream:
 @pytest.mark.long
 async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearly(graph: Graph) -> None:
     coordinators = [graph.start_coordinator("always-local") for _ in range(2)]
-    graph.start_frontend("--migration-limit", "1")
+    graph.start_frontend(coordinators=2)
     steady = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.1)
     await graph.new_worker("decode", steady)
     await graph.until_answers(coordinators)

@@ -18,15 +18,23 @@ from tests.virtual_time import run_virtually
 MATCH: KvRequest = {"op": "match", "keys": []}
 
 
+RESET = Exception("CannotConnect: TCP request to 127.0.0.1:1 failed")
+"""Of Dynamo, if the connection to a worker was reset."""
+
+
 class Client:
     """Dynamo's client of an endpoint; `start` is what happens to a call, or the replies that it gets.
+
+    Args:
+        resets: calls that meet a reset connection before that.
 
     Attributes:
         calls: (request, worker's number) of each call. contexts: of each call.
     """
 
-    def __init__(self, start: Exception | list[Any]) -> None:
+    def __init__(self, start: Exception | list[Any], resets: int = 0) -> None:
         self._start = start
+        self._resets = resets
         self.calls: list[tuple[Any, int]] = []
         self.contexts: list[Any] = []
 
@@ -34,6 +42,8 @@ class Client:
         assert not annotated
         self.calls.append((request, number))
         self.contexts.append(context)
+        if len(self.calls) <= self._resets:
+            raise RESET
         if isinstance(self._start, Exception):
             raise self._start
         return self._replies(self._start)
@@ -47,8 +57,8 @@ class Client:
             yield reply
 
 
-def calls(start: Exception | list[Any]) -> tuple[DynamoCalls, Client]:
-    client = Client(start)
+def calls(start: Exception | list[Any], resets: int = 0) -> tuple[DynamoCalls, Client]:
+    client = Client(start, resets)
     endpoints = (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
     return DynamoCalls(dict.fromkeys(endpoints, client), Signer((), "c")), client
 
@@ -129,6 +139,25 @@ def test_a_call_about_kv_that_nobody_waits_for_any_more_is_stopped(monkeypatch: 
 
     assert run_virtually(ask(29.0), monkeypatch).is_stopped()
     assert run_virtually(time_out(), monkeypatch).is_stopped()
+
+
+async def test_a_call_that_meets_a_reset_connection_is_made_once_more() -> None:
+    dynamo, client = calls([{"token_ids": [1]}], resets=1)
+    assert [chunk async for chunk in await dynamo.generate("ff", {"a": 1}, FakeContext())] == [{"token_ids": [1]}]
+    assert client.calls == [({"a": 1}, 255)] * 2
+    dynamo, client = calls([{"matched": 1}], resets=1)
+    assert await dynamo.kv("ff", MATCH, 1.0) == {"matched": 1}
+
+
+@pytest.mark.parametrize(
+    ("start", "resets", "made"),
+    [([], 2, 2), (RuntimeError(error_text(503, "full")), 0, 1), (RuntimeError(error_text(503, "full")), 1, 2)],
+)
+async def test_a_second_reset_connection_and_every_other_failure_is_final(start: Any, resets: int, made: int) -> None:
+    dynamo, client = calls(start, resets)
+    with pytest.raises((WorkerLostError, WorkerRefusedError)):
+        await dynamo.generate("ff", {"a": 1}, FakeContext())
+    assert len(client.calls) == made
 
 
 @pytest.mark.parametrize("answer", [{"error": "the call is not signed"}, "nonsense", 7])

@@ -34,20 +34,22 @@ async def test_a_decode_worker_lost_in_mid_stream_is_replaced_and_reads_from_the
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "reason", "left"),
     [
-        (WorkerLostError("p1", "gone"), "prefill-worker-lost"),
-        (WorkerRefusedError("p1", 500, "no"), "prefill-worker-refused"),
+        (WorkerLostError("p1", "gone"), "prefill-worker-lost", ["p2"]),
+        (WorkerRefusedError("p1", 500, "no"), "prefill-worker-refused", ["p1", "p2"]),
     ],
 )
-async def test_a_prefill_that_fails_is_done_locally(error: Exception, reason: str) -> None:
+async def test_a_prefill_that_fails_is_done_locally(error: Exception, reason: str, left: list[str]) -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state) as replica:
         replica.workers.fail["prefill", "p1"] = error
         tokens, record = await replica.round()
         assert tokens == EXPECTED
         assert (record["route"], record["reason"]) == ("local", reason)
-        assert (replica.view.worker("p1") is None) == isinstance(error, WorkerLostError)
+        await replica.store.publish_worker(worker("p2", Role.PREFILL), 60.0)
+        await until(lambda: replica.view.worker("p2"))
+        assert [view.worker_id for view in replica.view.prefill()] == left
     assert await queues(state) == {}
 
 

@@ -11,6 +11,8 @@ from ampd.settings import PREFIX
 
 FRONTEND_ENVIRONMENT = {
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+    # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
+    "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
 }
@@ -43,14 +45,17 @@ class Frontend:
             environment: what all processes of the graph get.
         """
         limit = {} if self.body_limit_mb is None else {BODY_LIMIT_MB: str(self.body_limit_mb)}
-        return ProcessSpec(name, self._argv(), {**FRONTEND_ENVIRONMENT, **limit, **environment}, hides=PREFIX)
+        # For so long Dynamo avoids a coordinator with a broken connection. Nobody can stand in for the only one.
+        avoids = {"DYN_RUNTIME_INHIBITED_DURATION_SECS": "0" if self.session_ttl_s is None else "1"}
+        variables = {**FRONTEND_ENVIRONMENT, **avoids, **limit, **environment}
+        return ProcessSpec(name, self._argv(), variables, hides=PREFIX)
 
     def _argv(self) -> tuple[str, ...]:
         flags = ["--http-host", self.host, "--http-port", str(self.port), "--router-mode", "round-robin"]
-        flags += ["--namespace", self.namespace]
+        # A round that meets a reset connection goes on at a new one, and a round whose coordinator dies at another one:
+        # only once, so that no request ends all coordinators.
+        flags += ["--namespace", self.namespace, "--migration-limit", "1"]
         if self.session_ttl_s is not None:
             # A replica remembers its sessions' contexts. Any replica can serve any round; affinity saves a KV query.
             flags += ["--router-session-affinity-ttl-secs", str(int(self.session_ttl_s))]
-            # A round whose coordinator dies goes on at another one, but only once, so that no request ends them all.
-            flags += ["--migration-limit", "1"]
         return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)

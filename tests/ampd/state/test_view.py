@@ -197,29 +197,70 @@ class TestForgetting:
 
     async def test_a_suspect_is_out_until_it_publishes(self, fixture: Any, make: Any, waiting: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
         async with fixture.view as view:
-            assert view.decode()
+            assert len(view.decode()) == 2
             view.suspect("d1", for_s=4)
-            assert view.decode() == ()
+            assert view.decode() == (make.view("d2"),)
             assert view.worker("d1") is None
             await fixture.publish(make.view("d1"), waiting)
             assert view.worker("d1") == make.view("d1")
 
     async def test_suspicion_lapses(self, fixture: Any, make: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
         async with fixture.view as view:
             view.suspect("d1", for_s=2)
-            assert view.decode() == ()
-            fixture.clock.now_s += 2
             assert len(view.decode()) == 1
+            fixture.clock.now_s += 2
+            assert len(view.decode()) == 2
 
     async def test_other_news_do_not_clear_a_suspect(self, fixture: Any, make: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
         async with fixture.view as view:
             view.suspect("d1", for_s=2)
             view.apply(TaskQueued("d1", make.task()))
             view.holding("d1", "s1", 3)
+            assert view.decode() == (make.view("d2"),)
+
+    @pytest.mark.parametrize(
+        ("roles", "listed"),
+        [
+            ({"d1": Role.DECODE}, {"d1"}),
+            ({"p1": Role.PREFILL}, {"p1"}),
+            ({"d1": Role.DECODE, "p1": Role.PREFILL}, {"d1", "p1"}),
+            ({"m1": Role.MIXED}, {"m1"}),
+            ({"d1": Role.DECODE, "d2": Role.DECODE}, {"d1", "d2"}),
+            ({"d1": Role.DECODE, "trusted": Role.DECODE}, {"trusted"}),
+            ({"d1": Role.DECODE, "p1": Role.PREFILL, "trusted": Role.MIXED}, {"trusted"}),
+            ({"m1": Role.MIXED, "trusted": Role.DECODE}, {"m1", "trusted"}),
+            ({"m1": Role.MIXED, "p1": Role.PREFILL, "trusted": Role.DECODE}, {"m1", "p1", "trusted"}),
+        ],
+    )
+    async def test_suspects_stay_while_nobody_else_does_their_work(
+        self, fixture: Any, make: Any, roles: dict[str, Role], listed: set[str]
+    ) -> None:
+        for worker_id, role in roles.items():
+            await fixture.others.publish_worker(make.view(worker_id, role), LEASE_S)
+        async with fixture.view as view:
+            for worker_id in roles:
+                if worker_id != "trusted":
+                    view.suspect(worker_id, for_s=2)
+            assert {worker.worker_id for worker in view.workers()} == listed
+            assert {worker_id for worker_id in roles if view.worker(worker_id)} == listed
+
+    async def test_the_last_worker_goes_with_its_lease_although_it_stays_as_a_suspect(
+        self, fixture: Any, make: Any
+    ) -> None:
+        await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        async with fixture.view as view:
+            view.suspect("d1", for_s=60)
+            assert len(view.decode()) == 1
+            fixture.clock.now_s += LEASE_S
+            view.drop_overdue("d1")
             assert view.decode() == ()
+            assert view.worker("d1") is None
 
 
 class TestQueues:
@@ -468,10 +509,11 @@ class TestStoreLoss:
 
     async def test_a_suspect_stays_one_over_a_snapshot(self, fixture: Any, make: Any, waiting: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
+        await fixture.others.publish_worker(make.view("d2"), LEASE_S)
         async with fixture.view as view:
             view.suspect("d1", for_s=60)
             fixture.state.lose()
             await waiting.until(lambda: not view.connected)
             fixture.state.restore()
             await waiting.until(lambda: view.connected)
-            assert view.decode() == ()
+            assert view.decode() == (make.view("d2"),)

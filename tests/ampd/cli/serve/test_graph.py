@@ -52,11 +52,12 @@ def test_the_frontend_has_a_relay_before_it_unless_it_is_switched_off(argv: tupl
     assert _flags(frontend) == _flags(_specs()[-1])
 
 
-@pytest.mark.parametrize(("coordinators", "limit"), [("1", 0), ("2", 1)])
-def test_a_round_whose_coordinator_dies_goes_on_at_another_if_there_is_one(coordinators: str, limit: int) -> None:
-    flags = _flags(_specs("--coordinators", coordinators, "--engine", "modelled")[-1])
-    assert flags.count("--migration-limit") == limit
-    assert not limit or flags[flags.index("--migration-limit") + 1] == "1"
+@pytest.mark.parametrize(("coordinators", "avoided_s"), [("1", "0"), ("2", "1")])
+def test_a_frontend_tries_again_and_never_avoids_the_only_coordinator(coordinators: str, avoided_s: str) -> None:
+    frontend = _specs("--coordinators", coordinators, "--engine", "modelled")[-1]
+    flags = _flags(frontend)
+    assert flags[flags.index("--migration-limit") + 1] == "1"
+    assert frontend.env["DYN_RUNTIME_INHIBITED_DURATION_SECS"] == avoided_s
 
 
 @pytest.mark.parametrize(
