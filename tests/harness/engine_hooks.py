@@ -192,6 +192,7 @@ def write_late(notes: str, page_tokens: int) -> None:
     waits for no forward. A load goes through its part for GPUs, as early as it can. See `_Step` for the notes.
     """
     from sglang.srt.managers.scheduler import Scheduler
+
     from workers.kv.rank_process import page_loader
 
     step, copied = _Step(notes), threading.Event()

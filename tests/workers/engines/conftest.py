@@ -40,9 +40,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, forked: None) -> AsyncI
     from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedTransport, pair_settings
     from workers.engines.sglang import SglangEngine
 
-    settings = pair_settings(
-        make_tiny_model(tmp_path_factory.mktemp("model") / "tiny"), disable_overlap_schedule=False
-    )
+    settings = pair_settings(make_tiny_model(tmp_path_factory.mktemp("model") / "tiny"), disable_overlap_schedule=False)
     pair = Pair(SglangEngine(settings, SwitchedTransport), SglangEngine(settings, SwitchedTransport), LocalPeers())
     try:
         await pair.prefill.start()

@@ -1,4 +1,4 @@
-"""Loads beside a step that still runs: under SGLang's overlap schedule it may write into pages that are free already."""
+"""Loads beside a step that still runs: under the overlap schedule it may write into pages that are free already."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_load_into_a_page_of_a_round_that_has_just_ended_is_not_overwrit
 
 
 async def load_when_a_round_ends(engine: SglangEngine, context: list[int], end: str, number: int) -> Any:
-    """A round whose context comes from the store. It is admitted when another one has ended, because two are running."""
+    """A round whose context comes from the store, and which is admitted when one of two running rounds has ended."""
     prompt = text(30 + number, 40)
     stop = {"stop_token_ids": [await stop_token(engine, prompt)]} if end == "stop token" else {"ignore_eos": True}
     await until(lambda: idle(engine))

@@ -14,9 +14,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.waiting import PATIENCE_S  # noqa: E402
-from workers.kv.rank_process import page_loader  # noqa: E402
-from workers.kv.rank_process.page_loader import Load, PageLoader  # noqa: E402
+from tests.waiting import PATIENCE_S
+from workers.kv.rank_process import page_loader
+from workers.kv.rank_process.page_loader import Load, PageLoader
 
 LAYERS = 3
 
