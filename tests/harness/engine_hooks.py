@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,3 +140,109 @@ def change_memory(factor: float) -> None:
         return memory._replace(available=int(factor ** next(looks) * memory.available))
 
     psutil.virtual_memory = changed
+
+
+TAKEN, OVERWRITTEN = "a load takes a page of the step", "the step overwrites a load"
+"""What `write_late` notes."""
+
+
+class _Step:
+    """The KV that the forward which was launched last still writes, as on a GPU.
+
+    Args:
+        notes: a file that gets a line, `TAKEN` or `OVERWRITTEN`, when a load starts and when the forward writes.
+    """
+
+    def __init__(self, notes: str) -> None:
+        self.result: Any = None
+        self.stream: Any = None
+        self._notes = notes
+        self._slots: set[int] = set()
+        self._writes: list[tuple[Any, Any, Any]] = []
+
+    def launched(self, stream: Any, pool: Any, slots: Any, result: Any) -> None:
+        """Remember what the forward has written."""
+        self.stream, self.result = stream, result
+        self._slots = set(slots.tolist())
+        self._writes = [(buffer, slots, buffer[slots].clone()) for buffer in (*pool.k_buffer, *pool.v_buffer)]
+
+    def end(self) -> None:
+        """Let the forward write at last."""
+        if any(not buffer[slots].equal(values) for buffer, slots, values in self._writes):
+            self._note(OVERWRITTEN)
+        for buffer, slots, values in self._writes:
+            buffer[slots] = values
+        self._slots, self._writes = set(), []
+
+    def loads(self, pages: set[int], page_tokens: int) -> None:
+        """Note whether these pages, which a load will fill, are pages that the forward writes."""
+        if pages & {slot // page_tokens for slot in self._slots}:
+            self._note(TAKEN)
+
+    def _note(self, line: str) -> None:
+        with Path(self._notes).open("a") as file:
+            file.write(f"{line}\n")
+
+
+def write_late(notes: str, page_tokens: int) -> None:
+    """Let SGLang's overlap schedule behave on a CPU as on a GPU where a forward is as slow as its events allow.
+
+    On a CPU a forward has ended when it is launched. So what it wrote is written again, at the latest possible moment:
+    when the loader waits for it, before its result is processed, or before the next forward. The scheduler's stream
+    waits for no forward. A load goes through its part for GPUs, as early as it can. See `_Step` for the notes.
+    """
+    from sglang.srt.managers.scheduler import Scheduler
+
+    from workers.kv.rank_process import page_loader
+
+    step, copied = _Step(notes), threading.Event()
+
+    class Event:
+        def record(self, stream: Any = None) -> None:
+            self.is_of_step = stream is not None and stream is step.stream
+
+        def synchronize(self) -> None:
+            if self.is_of_step:
+                step.end()
+
+    def stream(_stream: Any = None) -> Any:
+        return nullcontext()
+
+    stand_in = SimpleNamespace(Stream=lambda: SimpleNamespace(synchronize=lambda: None), Event=Event, stream=stream)
+    patched: Any = page_loader
+    patched.torch = SimpleNamespace(cuda=stand_in)
+    loader: Any = page_loader.PageLoader
+    make, start, copy = loader.__init__, loader.start, loader._copy
+    run, process = Scheduler.run_batch, Scheduler.process_batch_result
+
+    def make_for_gpu(self: Any, *args: Any, **more: Any) -> None:
+        make(self, *args, **more | {"on_gpu": True})
+
+    def start_and_wait(self: Any) -> Any:
+        step.loads({page for load in self._queued.values() for page in load["kv"][0]}, page_tokens)
+        copied.clear()
+        index = start(self)
+        if index >= 0:
+            copied.wait()
+        return index
+
+    def copy_and_tell(self: Any, *args: Any) -> None:
+        try:
+            copy(self, *args)
+        finally:
+            copied.set()
+
+    def run_late(self: Any, batch: Any, *args: Any, **more: Any) -> Any:
+        step.end()
+        slots = batch.out_cache_loc.clone()
+        result = run(self, batch, *args, **more)
+        step.launched(self.forward_stream, self.token_to_kv_pool_allocator.get_kvcache(), slots, result)
+        return result
+
+    def process_after(self: Any, batch: Any, result: Any, *args: Any, **more: Any) -> Any:
+        if result is step.result:
+            step.end()
+        return process(self, batch, result, *args, **more)
+
+    loader.__init__, loader.start, loader._copy = make_for_gpu, start_and_wait, copy_and_tell
+    Scheduler.run_batch, Scheduler.process_batch_result = run_late, process_after

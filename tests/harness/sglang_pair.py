@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import time
@@ -34,13 +35,13 @@ STORE_GIB = 0.25
 TIMEOUT_S = 120.0
 
 
-def pair_settings(model: Path, tp: int = 1) -> SglangSettings:
-    """What each engine of the pair runs."""
+def pair_settings(model: Path, tp: int = 1, **arguments: Any) -> SglangSettings:
+    """What each engine of the pair runs, with further SGLang engine arguments."""
     return SglangSettings(
         model=model,
         dtype=os.environ.get("AMPD_TEST_DTYPE", "float32"),
         device=Device(DEVICE),
-        engine_args=os.environ.get("AMPD_TEST_ENGINE_ARGS", "{}"),
+        engine_args=json.dumps(arguments | json.loads(os.environ.get("AMPD_TEST_ENGINE_ARGS", "{}"))),
         max_total_tokens=POOL_TOKENS,
         kv_store_gib=STORE_GIB,
         kv_checksums="all",
@@ -249,20 +250,28 @@ async def read(
 GREEDY: dict[str, Any] = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}
 
 
-async def local_round(pair: Pair, session: str, prompt: list[int], new: int) -> Round:
-    output = await run(pair.decode, session, prompt, new)
+STOPPING: dict[str, Any] = {
+    "sampling_options": {"temperature": 0.0},
+    "stop_conditions": {"stop_token_ids": list(range(0, 1000, 12))},
+}
+"""Greedy, too. Each token ends the round with a chance of 1 to 12."""
+
+
+async def local_round(pair: Pair, session: str, prompt: list[int], new: int, **request: Any) -> Round:
+    output = await run(pair.decode, session, prompt, new, **request)
     return Round(output.token_ids, output)
 
 
-async def remote_round(pair: Pair, session: str, prompt: list[int], new: int) -> Round:
+async def remote_round(pair: Pair, session: str, prompt: list[int], new: int, **request: Any) -> Round:
+    """A round that does not end with its first token."""
     first_rid, second_rid = rid(), rid()
     await pair.pass_on(prompt)
     to_prefill = await read(pair.prefill, first_rid, prompt, "D", TIMEOUT_S)
-    first = await run(pair.prefill, session, prompt, 1, first_rid)
+    first = await run(pair.prefill, session, prompt, 1, first_rid, **request)
     handed = [*prompt, *first.token_ids]
     await pair.pass_on(handed)
     to_decode = await read(pair.decode, second_rid, handed, "P", TIMEOUT_S)
-    rest = await run(pair.decode, session, handed, new - 1, second_rid)
+    rest = await run(pair.decode, session, handed, new - 1, second_rid, **request)
     return Round(first.token_ids + rest.token_ids, rest, first, to_prefill, to_decode)
 
 

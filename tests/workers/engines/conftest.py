@@ -32,12 +32,15 @@ def forked() -> Iterator[None]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def pair(tmp_path_factory: pytest.TempPathFactory, forked: None) -> AsyncIterator[Pair]:  # noqa: ARG001
-    """A prefill and a decode worker's engine for all tests that leave them whole."""
+    """A prefill and a decode worker's engine for all tests that leave them whole.
+
+    They run SGLang's overlap schedule, which is the default on a GPU only.
+    """
     # Not at the top: NIXL and SGLang may be absent.
     from tests.harness.sglang_pair import LocalPeers, Pair, SwitchedTransport, pair_settings
     from workers.engines.sglang import SglangEngine
 
-    settings = pair_settings(make_tiny_model(tmp_path_factory.mktemp("model") / "tiny"))
+    settings = pair_settings(make_tiny_model(tmp_path_factory.mktemp("model") / "tiny"), disable_overlap_schedule=False)
     pair = Pair(SglangEngine(settings, SwitchedTransport), SglangEngine(settings, SwitchedTransport), LocalPeers())
     try:
         await pair.prefill.start()

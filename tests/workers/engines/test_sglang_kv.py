@@ -23,6 +23,7 @@ from tests.harness.sglang_pair import (
     GREEDY,
     PAGE,
     POOL_TOKENS,
+    STOPPING,
     TIMEOUT_S,
     LocalPeers,
     Pair,
@@ -52,18 +53,18 @@ pytestmark = [
 ]
 
 
-async def one_engine(pair: Pair, script: Script) -> list[list[int]]:
+async def one_engine(pair: Pair, script: Script, **request: Any) -> list[list[int]]:
     """The script on one engine alone, which is emptied afterwards."""
-    tokens, rounds = await play(script, lambda _: partial(local_round, pair, f"alone-{script.seed}"))
+    tokens, rounds = await play(script, lambda _: partial(local_round, pair, f"alone-{script.seed}", **request))
     assert rounds[0].decode.cached_tokens == 0
     await pair.decode.kv.release_session(f"alone-{script.seed}")
     await empty(pair.prefill, pair.decode)
     return tokens
 
 
-def route(pair: Pair, kind: str, session: str, number: int) -> Any:
+def route(pair: Pair, kind: str, session: str, number: int, **request: Any) -> Any:
     remote = kind == "remote" or (kind == "alternating" and number % 2 == 0)
-    return partial(remote_round if remote else local_round, pair, session)
+    return partial(remote_round if remote else local_round, pair, session, **request)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,17 @@ async def test_every_route_gives_the_tokens_of_one_engine(pair: Pair, kind: str)
     alone = await one_engine(pair, script)
     tokens, rounds = await play(script, lambda number: route(pair, kind, kind, number))
     assert tokens == alone
+    check_nothing_computed_twice(script, rounds)
+    await empty(pair.prefill, pair.decode)
+
+
+async def test_rounds_that_end_by_a_stop_token_give_the_tokens_of_one_engine(pair: Pair) -> None:
+    """Under the overlap schedule each engine then computes one step too many."""
+    script = Script(seed=4)
+    alone = await one_engine(pair, script, **STOPPING)
+    tokens, rounds = await play(script, lambda number: route(pair, "alternating", "s", number, **STOPPING))
+    assert tokens == alone
+    assert len({len(served.tokens) for served in rounds}) > 2
     check_nothing_computed_twice(script, rounds)
     await empty(pair.prefill, pair.decode)
 
@@ -95,7 +107,7 @@ def check_nothing_computed_twice(script: Script, rounds: list[Round]) -> None:
             assert served.to_prefill.error is None
             assert served.to_decode.error is None
             assert served.to_decode.tokens >= script.incr_tokens[number] - PAGE
-        history = prompt + script.output_tokens
+        history = prompt + len(served.tokens)
 
 
 @pytest.mark.long

@@ -70,7 +70,9 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
         writer = StreamWriter(copies, on_gpu=self._on_gpu)
         self._link = RankLink(extra_config["control"][rank], rank, pools.geometry.to_json(), writer, warnings)
-        self._loader = PageLoader(copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu)
+        self._loader = PageLoader(
+            copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu, forward_stream=forward_stream
+        )
 
     # -- loads
 

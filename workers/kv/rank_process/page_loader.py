@@ -48,16 +48,20 @@ class PageLoader:
 
     Args:
         link: protects the records of a request while they are read.
+        forward_stream: on a GPU, the stream on which SGLang computes under its overlap schedule.
     """
 
-    def __init__(self, reader: StoreReader, link: RankLink, counter: LoadCounter, *, on_gpu: bool) -> None:
+    def __init__(
+        self, reader: StoreReader, link: RankLink, counter: LoadCounter, *, on_gpu: bool, forward_stream: Any
+    ) -> None:
         self._reader = reader
         self._link = link
         self._counter = counter
         self._stream = torch.cuda.Stream() if on_gpu else None
+        self._forward_stream = forward_stream
         self._queued: dict[str, Load] = {}
         self._started: dict[int, list[str]] = {}
-        self._jobs: Queue[tuple[int, dict[str, Load], Any] | None] = Queue()
+        self._jobs: Queue[tuple[int, dict[str, Load], list[Any]] | None] = Queue()
         self._thread = threading.Thread(target=self._run, name="ampd-kv-load", daemon=True)
         self._thread.start()
 
@@ -106,8 +110,8 @@ class PageLoader:
         while (job := self._jobs.get()) is not None:
             index, loads, ready = job
             try:
-                if ready is not None:
-                    ready.synchronize()
+                for event in ready:
+                    event.synchronize()
                 started_s = time.perf_counter()
                 self._copy(index, _merged(list(loads.values())))
                 self._link.loaded(list(loads), time.perf_counter() - started_s)
@@ -123,13 +127,19 @@ class PageLoader:
                     stream.synchronize()
                 self._counter.complete(index, layer)
 
-    def _ready(self) -> Any:
-        """An event after which the slots may be written: what runs on the device now may still read them."""
+    def _ready(self) -> list[Any]:
+        """Events after which the slots may be written: what was launched before may still read and write them.
+
+        A request that ends by a stop token or an abort gives its last page back while the next step, which was launched
+        before the end was known, still writes a token into that page. The stream of this thread does not wait for the
+        end of the step. It cannot take long, because the step needs nothing of the load.
+        """
         if self._stream is None:
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
+            return []
+        events = [torch.cuda.Event(), torch.cuda.Event()]
+        for event, stream in zip(events, (None, self._forward_stream), strict=True):  # None: the stream of this thread
+            event.record(stream)
+        return events
 
 
 def _merged(loads: Sequence[Load]) -> Load:

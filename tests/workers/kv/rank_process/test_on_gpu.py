@@ -168,7 +168,7 @@ def test_a_load_waits_for_the_readers_of_its_slots_and_its_layers_wait_for_their
     rank.pool.zero_()
     torch.cuda.synchronize()
     counter: Any = Counter(rank, wanted)
-    loader = PageLoader(rank.copies, counter, counter, on_gpu=True)
+    loader = PageLoader(rank.copies, counter, counter, on_gpu=True, forward_stream=torch.cuda.Stream())
     torch.cuda._sleep(SECOND_CYCLES)
     read_before = rank.pages(LAYERS - 1, SLOTS).count_nonzero()
     loader.queue("r", {"kv": (SLOTS, OFFSETS)})
@@ -178,6 +178,27 @@ def test_a_load_waits_for_the_readers_of_its_slots_and_its_layers_wait_for_their
     assert not counter.failed
     assert counter.right == [True] * LAYERS
     assert not read_before.item()
+
+
+def test_a_load_waits_for_a_step_on_another_stream_that_still_writes_its_slots(store: Any) -> None:
+    """Under SGLang's overlap schedule the stream of the scheduler's thread does not wait for the step."""
+    rank = Rank(store)
+    rank.copies.write("kv", SLOTS, OFFSETS)
+    wanted = [rank.pages(layer, SLOTS).clone() for layer in range(LAYERS)]
+    torch.cuda.synchronize()
+    counter: Any = Counter(rank, wanted)
+    forward = torch.cuda.Stream()
+    loader = PageLoader(rank.copies, counter, counter, on_gpu=True, forward_stream=forward)
+    with torch.cuda.stream(forward):
+        torch.cuda._sleep(SECOND_CYCLES)
+        rank.pool.zero_()
+    loader.queue("r", {"kv": (SLOTS, OFFSETS)})
+    assert loader.start() == 0
+    assert counter.ended.wait(PATIENCE_S)
+    loader.close()
+    torch.cuda.synchronize()
+    assert not counter.failed
+    assert [layer for layer in range(LAYERS) if not rank.pages(layer, SLOTS).equal(wanted[layer])] == []
 
 
 def _write_as_rank(place: tuple[int, int, int], tp: int, number: int) -> None:

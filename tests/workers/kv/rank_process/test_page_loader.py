@@ -1,4 +1,4 @@
-"""Loads on a GPU: their stream belongs to the rank's device, which SGLang sets in the scheduler's thread alone."""
+"""Loads on a GPU: on which device they are, and what they wait for."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.waiting import PATIENCE_S  # noqa: E402
 from workers.kv.rank_process.page_loader import Load, PageLoader  # noqa: E402
 
 
@@ -22,6 +23,7 @@ class Rank:
         self.events: list[str] = []
 
     def load(self, _load: Load) -> Iterator[int]:
+        self.events.append("begins")
         yield from (0, 1)
 
     def begin_load(self, _rid: str) -> None: ...
@@ -40,6 +42,7 @@ class Rank:
 
 
 def test_a_layer_counts_as_loaded_when_the_ranks_own_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream belongs to the rank's device, which SGLang sets in the scheduler's thread alone."""
     of_thread = threading.local()  # as in CUDA, where each thread begins with device 0
     of_thread.device = 1
     rank: Any = Rank()
@@ -53,10 +56,35 @@ def test_a_layer_counts_as_loaded_when_the_ranks_own_device_has_it(monkeypatch: 
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    event = SimpleNamespace(record=lambda _stream: None, synchronize=lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    loader = PageLoader(rank, rank, rank, on_gpu=True)
+    loader = PageLoader(rank, rank, rank, on_gpu=True, forward_stream=None)
     loader.queue("r", {"kv": ([0], [0])})
     assert loader.start() == 7
     loader.close()
-    assert rank.events == ["device 1", "load 7 layer 0", "device 1", "load 7 layer 1", "loaded ['r']"]
+    assert rank.events == ["begins", "device 1", "load 7 layer 0", "device 1", "load 7 layer 1", "loaded ['r']"]
+
+
+def test_a_load_waits_for_both_streams_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank: Any = Rank()
+    has_started = threading.Event()
+
+    class Event:
+        def record(self, stream: str | None) -> None:
+            self._stream = stream or "scheduler"
+
+        def synchronize(self) -> None:
+            # The scheduler's thread goes on meanwhile. If it waited here, it would wait for itself.
+            assert has_started.wait(PATIENCE_S)
+            rank.events.append(f"{threading.current_thread().name} waited for {self._stream}")
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    loader = PageLoader(rank, rank, rank, on_gpu=True, forward_stream="forward")
+    loader.queue("r", {"kv": ([0], [0])})
+    loader.start()
+    has_started.set()
+    loader.close()
+    assert sorted(rank.events[:2]) == ["ampd-kv-load waited for forward", "ampd-kv-load waited for scheduler"]
+    assert rank.events[2:] == ["begins", "load 7 layer 0", "load 7 layer 1", "loaded ['r']"]
