@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,10 +10,13 @@ from ampd.cli.serve.body_limit import VARIABLE as BODY_LIMIT_MB
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.settings import PREFIX
 
+STRIP_PREAMBLE = "DYN_STRIP_ANTHROPIC_PREAMBLE"
 FRONTEND_ENVIRONMENT = {
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
+    # The first line of Claude Code's prompts is another one in each request, so that no prefix would be found again.
+    STRIP_PREAMBLE: "1",
 }
 """Of every frontend, also of those in `k8s/base/graph.yaml`."""
 
@@ -42,8 +46,9 @@ class Frontend:
         Args:
             environment: what all processes of the graph get.
         """
+        own = {**FRONTEND_ENVIRONMENT, STRIP_PREAMBLE: os.environ.get(STRIP_PREAMBLE, "1")}
         limit = {} if self.body_limit_mb is None else {BODY_LIMIT_MB: str(self.body_limit_mb)}
-        return ProcessSpec(name, self._argv(), {**FRONTEND_ENVIRONMENT, **limit, **environment}, hides=PREFIX)
+        return ProcessSpec(name, self._argv(), {**own, **limit, **environment}, hides=PREFIX)
 
     def _argv(self) -> tuple[str, ...]:
         flags = ["--http-host", self.host, "--http-port", str(self.port), "--router-mode", "round-robin"]
