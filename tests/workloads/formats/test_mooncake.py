@@ -69,8 +69,10 @@ def test_rows_that_look_like_deltas_bring_a_hint(tmp_path: Path) -> None:
 
 def _shared(path: Path, format_name: str) -> dict[str, tuple[str, int] | None]:
     """The name and the tokens of each session's shared prefix."""
-    prefixes = {session.session_id: session.shared_prefix for session in load(format_name, path)}
-    return {name: prefix and (prefix.id, prefix.tokens) for name, prefix in prefixes.items()}
+    return {
+        session.session_id: (prefix.id, prefix.tokens) if (prefix := session.shared_prefix) else None
+        for session in load(format_name, path)
+    }
 
 
 @pytest.mark.parametrize("format_name", ["mooncake", "mooncake-delta"])
