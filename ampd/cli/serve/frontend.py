@@ -46,9 +46,9 @@ class Frontend:
         Args:
             environment: what all processes of the graph get.
         """
-        own = {**FRONTEND_ENVIRONMENT, STRIP_PREAMBLE: os.environ.get(STRIP_PREAMBLE, "1")}
+        strip = {STRIP_PREAMBLE: os.environ.get(STRIP_PREAMBLE, FRONTEND_ENVIRONMENT[STRIP_PREAMBLE])}
         limit = {} if self.body_limit_mb is None else {BODY_LIMIT_MB: str(self.body_limit_mb)}
-        return ProcessSpec(name, self._argv(), {**own, **limit, **environment}, hides=PREFIX)
+        return ProcessSpec(name, self._argv(), {**FRONTEND_ENVIRONMENT, **strip, **limit, **environment}, hides=PREFIX)
 
     def _argv(self) -> tuple[str, ...]:
         flags = ["--http-host", self.host, "--http-port", str(self.port), "--router-mode", "round-robin"]
