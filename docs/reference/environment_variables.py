@@ -166,6 +166,13 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO_LOGS,
     ),
     Variable(
+        ("DYN_STRIP_ANTHROPIC_PREAMBLE",),
+        "Dynamo",
+        "`1`, set by `ampd serve` unless it is set, and in the manifests: the frontend leaves out the line of billing "
+        "that Claude Code puts before its prompt, because that line is another one in each request. `0` keeps it.",
+        _DYNAMO,
+    ),
+    Variable(
         ("SGLANG_LOGGING_CONFIG_PATH",),
         "SGLang",
         "Set by our processes: the logging configuration of the engine, which is kept in memory.",

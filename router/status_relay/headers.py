@@ -25,16 +25,40 @@ MOST_HEADERS = 100
 """As many as the frontend takes."""
 
 
+_SESSION = "x-dynamo-session-id"
+_COUNT_FIRST = (_SESSION, "x-claude-code-session-id")
+"""Headers that name a session before `session-id` does."""
+
+
 def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """A copy without those of one connection."""
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
 
 
 def marked(headers: CIMultiDictProxy[str], mark: RelayMark) -> CIMultiDict[str]:
-    """A copy of a request's headers with the mark of the relay."""
+    """A copy of a request's headers with the mark of the relay, and with the name of its session for Dynamo."""
     copy = passed_on(headers)
     copy[RELAY_HEADER] = str(mark)
+    if name := _session_of_thread(headers):
+        copy[_SESSION] = name
     return copy
+
+
+def _session_of_thread(headers: CIMultiDictProxy[str]) -> str:
+    """The session that `session-id` and `thread-id` name; empty: they name none, or another header counts first.
+
+    An agent and its sub-agents may share a `session-id`. Each has a thread, and a context, of its own.
+    """
+    session_id, thread_id = _named(headers, "session-id"), _named(headers, "thread-id")
+    if not session_id or any(_named(headers, name) for name in _COUNT_FIRST):
+        return ""
+    return f"{session_id}/{thread_id}" if thread_id else session_id
+
+
+def _named(headers: CIMultiDictProxy[str], name: str) -> str:
+    """The value of a header as Dynamo reads it: of several the first one, and empty if it is not ASCII."""
+    value = headers.get(name, "")
+    return value.strip() if value.isascii() else ""
 
 
 def unknown_coding(headers: CIMultiDictProxy[str]) -> str | None:

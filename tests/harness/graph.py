@@ -191,11 +191,11 @@ class Graph:
         model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
         return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)
 
-    def start_frontend(self, *flags: str, coordinators: int = 1) -> str:
-        """A frontend without the status relay, whose own answers are looked at."""
+    def start_frontend(self, *flags: str, coordinators: int = 1, status_relay: bool = False) -> str:
+        """A frontend, by default without the status relay, so that its own answers are looked at."""
         name = f"frontend-{next(self.numbers)}"
         ttl_s = 60.0 if coordinators > 1 else None
-        frontend = Frontend("127.0.0.1", self.port, self.namespace, session_ttl_s=ttl_s, status_relay=False)
+        frontend = Frontend("127.0.0.1", self.port, self.namespace, session_ttl_s=ttl_s, status_relay=status_relay)
         spec = frontend.process(name, self.environment)
         self.supervisor.start(replace(spec, argv=(*spec.argv, *flags)))
         return name

@@ -12,7 +12,7 @@ from ampd.cli.serve.metrics import system_environment, system_url
 from ampd.session_key import session_key
 from ampd.state.store import StateStore
 from ampd.telemetry.metrics import names
-from tests.harness.graph import HELLO, MODEL, Graph, profile
+from tests.harness.graph import HELLO, MODEL, Graph, chat, profile, record
 from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S, until
 
@@ -35,9 +35,11 @@ class Site:
         self._store = store
         self._control = control
 
-    async def send(self, path: str, headers: dict[str, str], more: dict[str, Any] | None = None) -> None:
+    async def send(self, path: str, headers: dict[str, str], more: dict[str, Any] | None = None) -> dict[str, Any]:
         reply = await self._client.post(f"/v1/{path}", json={**BODIES[path], **(more or {})}, headers=headers)
         assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
 
     async def is_bound(self, name: str, tenant: str = "") -> bool:
         return await self._store.binding(session_key(tenant, name)) is not None
@@ -66,7 +68,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     graph.environment |= {"DYN_ENABLE_ANTHROPIC_API": "1", **system_environment(HOST, port)}
     coordinator = graph.start_coordinator("always-local")
     graph.environment |= system_environment(HOST, None)
-    graph.start_frontend()
+    graph.start_frontend(status_relay=True)
     await graph.new_worker("decode", perf)
     await graph.until_answers([coordinator])
     store = await graph.store()
@@ -101,6 +103,49 @@ async def test_headers_that_name_a_session(site: Site, path: str, headers: dict[
     assert [value for value in headers.values() if await site.is_bound(own + value)] == [name]
 
 
+@pytest.mark.parametrize("path", BODIES)
+async def test_each_thread_of_a_session_is_a_session_of_its_own(site: Site, path: str) -> None:
+    tree = f"tree of {path}"
+    threads = ("root", "scout")
+    for thread in threads:
+        assert await site.unnamed(path, {"session-id": tree, "thread-id": thread}) == 0
+        assert await site.is_bound(f"{tree}/{thread}")
+    assert not [name for name in (tree, *threads) if await site.is_bound(name)]
+    await site.send(path, {"session-id": tree, "thread-id": "scout", "x-dynamo-session-final": "true"})
+
+    async def has_ended() -> bool:
+        return not await site.is_bound(f"{tree}/scout")
+
+    await until(has_ended)
+    assert await site.is_bound(f"{tree}/root")
+
+
+async def test_threads_that_take_turns_keep_their_contexts(site: Site) -> None:
+    contexts: dict[str, list[dict[str, str]]] = {"root": [], "scout": []}
+    for _ in range(3):
+        for thread, messages in contexts.items():
+            before = sum(len(message["content"].split()) for message in messages)
+            messages.append({"role": "user", "content": " ".join(f"{thread}{n}" for n in range(100))})
+            wanted = chat(messages, max_tokens=2)
+            answer = await site.send("chat/completions", {"session-id": "turns", "thread-id": thread}, wanted)
+            assert record(answer)["session_id"] == f"turns/{thread}"
+            assert record(answer)["hist_tokens"] >= before
+            assert (record(answer)["hist_tokens"] > 0) == bool(before)
+            messages.append({"role": "assistant", "content": "ok"})
+
+
+async def test_a_line_of_billing_that_changes_hides_no_prefix(site: Site) -> None:
+    system = " ".join(f"rule{number}" for number in range(200))
+    cached = []
+    for number in range(2):
+        line = f"x-anthropic-billing-header: cc_version=9.9.{number}; cc_entrypoint=cli; cch=0{number}234;"
+        more = {"system": [{"type": "text", "text": text} for text in (line, system)]}
+        answer = await site.send("messages", {"x-claude-code-session-id": "billed"}, more)
+        cached.append(answer["usage"].get("cache_read_input_tokens", 0))
+    assert cached[0] == 0
+    assert cached[1] > len(system.split()), cached
+
+
 @pytest.mark.parametrize(
     ("headers", "body"),
     [
@@ -112,6 +157,7 @@ async def test_headers_that_name_a_session(site: Site, path: str, headers: dict[
         ({"x-litellm-session-id": "other"}, {}),
         ({"x-request-id": "other"}, {}),
         ({"session_id": "other"}, {}),
+        ({"thread-id": "other"}, {}),
         ({}, {"user": "other"}),
         ({}, {"metadata": {"user_id": "other", "session_id": "other"}}),
     ],

@@ -13,6 +13,9 @@ from workloads.formats.source import Row, count_of, rows_by_session, seconds_of,
 from workloads.trace import Round, Session, SharedPrefix
 
 BLOCK_TOKENS = 512
+Block = int | str
+"""The hash of a block."""
+
 _MS = 1e-3
 _COUNTS = ("input_length", "output_length")
 
@@ -21,7 +24,8 @@ _COUNTS = ("input_length", "output_length")
 def load(path: Path, options: LoadOptions) -> Iterator[Session]:
     """Whole prompts: `hash_ids` (one per 512 tokens) show how much of the previous prompt a round keeps.
 
-    Sessions whose first prompts begin with the same block share the blocks that all of them begin with.
+    Sessions whose first prompts begin with the same block share the blocks that all of them begin with, as far as each
+    prompt reaches.
 
     The gap before a round is its `delay`; without one, the difference of the two timestamps, which then includes the
     time that the original service took.
@@ -41,7 +45,7 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
             session_id=name,
             arrival_s=_start_s(rows[0]),
             rounds=rounds_of(calls, rows[0][0]),
-            shared_prefix=_shared_prefix(calls[0], shared_blocks),
+            shared_prefix=_shared_prefix(rows[0], shared_blocks),
         )
     if 2 * rewrites > later:
         options.note(
@@ -52,8 +56,13 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
 
 @register("mooncake-delta", "Mooncake JSONL whose later rows hold only what a round adds (Dynamo's delta variant)")
 def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """`input_length` of a session's later rows is the increment; nothing is ever rewritten."""
-    for name, rows in _sessions(path, options).items():
+    """`input_length` of a session's later rows is the increment; nothing is ever rewritten.
+
+    Sessions share blocks as in `mooncake`, because a session's first row holds its whole first prompt.
+    """
+    by_session = _sessions(path, options)
+    shared_blocks = _shared_blocks(by_session.values())
+    for name, rows in by_session.items():
         rounds = tuple(
             Round(
                 incr_tokens=count_of(row, "input_length", where),
@@ -62,7 +71,12 @@ def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
             )
             for (where, row), gap_s in zip(rows, _gaps_s(rows), strict=True)
         )
-        yield Session(session_id=name, arrival_s=_start_s(rows[0]), rounds=rounds)
+        yield Session(
+            session_id=name,
+            arrival_s=_start_s(rows[0]),
+            rounds=rounds,
+            shared_prefix=_shared_prefix(rows[0], shared_blocks),
+        )
 
 
 @register("agentic-mooncake", "Dynamo's agentic Mooncake JSONL (wait_for, delay, tool_wait_ms)")
@@ -86,26 +100,49 @@ def load_agentic(path: Path, options: LoadOptions) -> Iterator[Session]:
         yield Session(session_id=name, arrival_s=_start_s(rows[0]), rounds=rounds_of(calls, rows[0][0]))
 
 
-def _shared_blocks(sessions: Iterable[Sequence[Row]]) -> dict[int | str, int]:
-    """First block -> how many blocks all sessions that begin with it have in common, if there are several."""
-    common: dict[int | str, Sequence[int | str]] = {}
-    several: set[int | str] = set()
-    for (_, row), *_ in sessions:
-        hashes = row.get("hash_ids")
-        if not hashes or not isinstance(hashes, list) or not isinstance(hashes[0], (int, str)):
-            continue
-        if hashes[0] in common:
-            several.add(hashes[0])
-            hashes = hashes[: common_prefix(common[hashes[0]], hashes)]
-        common[hashes[0]] = hashes
-    return {first: len(common[first]) for first in several}
+def _shared_blocks(sessions: Iterable[Sequence[Row]]) -> dict[Block, Sequence[Block]]:
+    """First block -> the blocks that all sessions with it begin with, if there are several."""
+    first_rows: dict[Block, list[Row]] = {}
+    for first_row, *_ in sessions:
+        if blocks := _blocks(first_row):
+            first_rows.setdefault(blocks[0], []).append(first_row)
+    return {first: _common_blocks(rows) for first, rows in first_rows.items() if len(rows) > 1}
 
 
-def _shared_prefix(call: Call, shared_blocks: dict[int | str, int]) -> SharedPrefix | None:
-    blocks = shared_blocks.get(call.hashes[0], 0) if shared_blocks and call.hashes else 0
-    if not blocks:
+def _common_blocks(rows: Sequence[Row]) -> Sequence[Block]:
+    """The blocks that two or more prompts with the same first block begin with.
+
+    A prompt that ends within these blocks leaves them to the longer ones. Its last block may have another hash, because
+    it is not full.
+    """
+    longest, second, *shorter = sorted(rows, key=_full_blocks, reverse=True)
+    common = _blocks(longest)[: common_prefix(_blocks(longest), _blocks(second))]
+    for row in shorter:
+        equal = common_prefix(common, _blocks(row))
+        if equal < _full_blocks(row):
+            common = common[:equal]
+    return common
+
+
+def _shared_prefix(first_row: Row, shared_blocks: dict[Block, Sequence[Block]]) -> SharedPrefix | None:
+    blocks = _blocks(first_row)
+    shared = common_prefix(blocks, shared_blocks.get(blocks[0], ())) if blocks else 0
+    if not shared:
         return None
-    return SharedPrefix(id=f"block-{call.hashes[0]}", tokens=min(blocks * BLOCK_TOKENS, call.prompt_tokens))
+    where, row = first_row
+    tokens = min(shared * BLOCK_TOKENS, count_of(row, "input_length", where))
+    return SharedPrefix(id=f"block-{blocks[0]}", tokens=tokens)
+
+
+def _blocks(item: Row) -> Sequence[Block]:
+    """The hashes of a row's blocks; empty if it has none that can be compared."""
+    blocks = item[1].get("hash_ids")
+    return blocks if isinstance(blocks, list) and blocks and isinstance(blocks[0], (int, str)) else ()
+
+
+def _full_blocks(item: Row) -> int:
+    where, row = item
+    return min(len(_blocks(item)), count_of(row, "input_length", where) // BLOCK_TOKENS)
 
 
 def _sessions(path: Path, options: LoadOptions) -> dict[str, list[Row]]:

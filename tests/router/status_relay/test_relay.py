@@ -433,6 +433,42 @@ async def test_a_clients_own_mark_does_not_reach_the_frontend() -> None:
     assert not read.is_question
 
 
+@pytest.mark.parametrize(
+    ("sent", "names"),
+    [
+        ([("session-id", "tree")], ["tree"]),
+        ([("Session-Id", " tree "), ("Thread-Id", " root ")], ["tree/root"]),
+        ([("session-id", "tree"), ("thread-id", "")], ["tree"]),
+        ([("session-id", "tree"), ("session-id", "b"), ("thread-id", "root"), ("thread-id", "c")], ["tree/root"]),
+        ([("session-id", "tree"), ("thread-id", "r\u00f6\u00f6t")], ["tree"]),
+        ([("session-id", "tr\u00e9e"), ("thread-id", "root")], []),
+        ([("session-id", " "), ("thread-id", "root")], []),
+        ([("thread-id", "root")], []),
+        ([("x-dynamo-session-id", "own"), ("session-id", "tree"), ("thread-id", "root")], ["own"]),
+        ([("x-dynamo-session-id", ""), ("x-dynamo-session-id", "b"), ("session-id", "tree")], ["tree"]),
+        ([("x-claude-code-session-id", "own"), ("session-id", "tree"), ("thread-id", "root")], []),
+        ([("x-claude-code-session-id", ""), ("session-id", "tree"), ("thread-id", "root")], ["tree/root"]),
+        ([("x-claude-code-agent-id", "own"), ("session-id", "tree"), ("thread-id", "root")], ["tree/root"]),
+        ([("x-session-id", "second"), ("session-id", "tree")], ["tree"]),
+        ([("x-session-id", "own"), ("thread-id", "root")], []),
+    ],
+)
+async def test_each_thread_is_named_as_a_session_of_its_own(sent: list[tuple[str, str]], names: list[str]) -> None:
+    seen: list[CIMultiDict[str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        seen.append(CIMultiDict(request.headers))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with client_of_relay(web.AppRunner(app)) as client, client.get("/", headers=CIMultiDict(sent)) as reply:
+        assert reply.status == 200
+    assert seen[0].getall("x-dynamo-session-id", []) == names
+    own = [(name.lower(), value.strip()) for name, value in sent if name.lower() in ("session-id", "thread-id")]
+    assert [(name.lower(), value) for name, value in seen[0].items() if name.lower() in dict(own)] == own
+
+
 async def test_a_redirection_is_the_clients() -> None:
     async def redirect(_: web.Request) -> web.Response:
         return web.Response(status=307, headers={"location": "/whole"})

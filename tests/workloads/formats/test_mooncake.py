@@ -67,13 +67,48 @@ def test_rows_that_look_like_deltas_bring_a_hint(tmp_path: Path) -> None:
     assert not NOTES
 
 
-def test_sessions_share_the_blocks_that_all_with_the_same_first_block_begin_with(tmp_path: Path) -> None:
-    first = {"a": [1, 2, 3, 4], "b": [1, 2, 3, 5], "c": [1, 2, 9], "alone": [7, 8], "d": [6], "e": [6]}
+def _shared(path: Path, format_name: str) -> dict[str, tuple[str, int] | None]:
+    """The name and the tokens of each session's shared prefix."""
+    return {
+        session.session_id: (prefix.id, prefix.tokens) if (prefix := session.shared_prefix) else None
+        for session in load(format_name, path)
+    }
+
+
+@pytest.mark.parametrize("format_name", ["mooncake", "mooncake-delta"])
+def test_sessions_share_the_blocks_that_all_with_the_same_first_block_begin_with(
+    tmp_path: Path, format_name: str
+) -> None:
+    first = {"a": [1, 2, 3, 4], "b": [1, 2, 3, 5], "c": [1, 2, 9, 10], "alone": [7, 8], "d": [6], "e": [6]}
     rows = [_moon(name, 512 * len(ids) - 100, 5, ids, timestamp=0) for name, ids in first.items()]
-    sessions = load("mooncake", jsonl(tmp_path / "m.jsonl", *rows))
-    shared = {session.session_id: session.shared_prefix for session in sessions}
-    assert {name: prefix and (prefix.id, prefix.tokens) for name, prefix in shared.items()} == {
+    assert _shared(jsonl(tmp_path / "m.jsonl", *rows), format_name) == {
         **dict.fromkeys("abc", ("block-1", 1024)),
         "alone": None,
         **dict.fromkeys("de", ("block-6", 412)),
     }
+
+
+@pytest.mark.parametrize("format_name", ["mooncake", "mooncake-delta"])
+def test_a_prompt_within_the_shared_blocks_leaves_them_to_the_longer_ones(tmp_path: Path, format_name: str) -> None:
+    prompts = {"partial": (700, [1, 9]), "full": (1024, [1, 2]), "x": (2048, [1, 2, 3, 4]), "y": (1900, [1, 2, 3, 5])}
+    rows = [_moon(name, prompt, 5, ids, timestamp=0) for name, (prompt, ids) in prompts.items()]
+    shared = {"partial": 512, "full": 1024, "x": 1536, "y": 1536}
+    assert _shared(jsonl(tmp_path / "m.jsonl", *rows), format_name) == {
+        name: ("block-1", tokens) for name, tokens in shared.items()
+    }
+    pair = [row for row in rows if row["session_id"] in ("full", "x")]
+    assert _shared(jsonl(tmp_path / "p.jsonl", *pair), format_name) == dict.fromkeys(("full", "x"), ("block-1", 1024))
+
+
+@pytest.mark.parametrize("later", [[8], [1, 2, 8], [], None])
+def test_only_the_first_rows_of_deltas_tell_what_is_shared(tmp_path: Path, later: list[int] | None) -> None:
+    """Later rows have the blocks of the increment, or of the whole prompt, or none."""
+    rows = [
+        {"session_id": name, "input_length": tokens, "output_length": 5, "hash_ids": ids, **times}
+        for name, own in (("a", 3), ("b", 4))
+        for tokens, ids, times in ((1100, [1, 2, own], {"timestamp": 0}), (30, later, {"delay": 100}))
+    ]
+    path = jsonl(tmp_path / "m.jsonl", *rows)
+    assert _shared(path, "mooncake-delta") == dict.fromkeys("ab", ("block-1", 1024))
+    assert shape(load("mooncake-delta", path)[0]) == [(1100, 5, 0.0, None), (30, 5, 0.1, None)]
+    assert _shared(jsonl(tmp_path / "one.jsonl", *rows[:2]), "mooncake-delta") == {"a": None}
