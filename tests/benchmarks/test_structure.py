@@ -1,19 +1,16 @@
-"""What the figures of the product's structure count. `tests/test_structure.py` holds the limits."""
+"""What the figures of the product's size count. `tests/test_structure.py` holds the bounds."""
 
 from pathlib import Path
 
 from benchmarks.structure import measured
 
 
-def test_a_class_with_too_many_parameters_or_fields_is_found(tmp_path: Path) -> None:
-    for package in ("ampd", "planner", "router", "workers", "workloads"):
-        (tmp_path / package).mkdir()
-    parameters = ", ".join(f"p{number}" for number in range(9))
-    fields = "".join(f"        self.f{number} = 0\n" for number in range(13))
-    (tmp_path / "ampd" / "large.py").write_text(
-        f"class Wide:\n    def __init__(self, {parameters}):\n        self.all = p0\n\n\n"
-        f"class Deep:\n    def __init__(self):\n{fields}\n\n"
-        "class Small:\n    def __init__(self, p0):\n        self.p = p0\n"
+def test_code_modules_flags_and_words_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "ampd").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "ampd" / "small.py").write_text(
+        '"""A text\n\nof three lines."""\n\n# a comment\nNAME = "text"\n\n\ndef say() -> str:\n    """One."""\n    return NAME\n'
     )
-    over = measured(tmp_path)["classes_over_limit"]
-    assert sorted(line.rpartition(":")[2] for line in over) == ["Deep", "Wide"]
+    (tmp_path / "docs/configuration.md").write_text("| flag | |\n| `--first` | what it does |\n| `--second` | |\n")
+    (tmp_path / "README.md").write_text("four words of text\n")
+    assert measured(tmp_path) == {"lines_of_code": 3, "modules": 1, "flags": 2, "words_of_pages": 4 + 3 + 8 + 4}
