@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from ampd.cli.main import main as ampd
-from ampd.perf.piecewise import load_performance_model
-from ampd.perf.presets import DEGREES, MODELS, analytic_model
+from ampd.perf.presets import DEGREES, MODELS, analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
 from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.types import Role
