@@ -34,15 +34,15 @@ def default_perf(model: str) -> str:
     if known is None:
         raise UserError(
             f"--perf: the times of {folder.name} cannot be derived, because this machine has "
-            f"{' and '.join(names) or 'no GPU'}, and not GPUs of one known kind ({', '.join(GPUS)}); name model and GPU, "
-            f"as in --perf {folder}@h200 or --perf qwen3-32b@h20, or give --perf FILE, which `ampd profile` measures"
+            f"{' and '.join(names) or 'no GPU'}, and not GPUs of one known kind ({', '.join(GPUS)}); name model and "
+            f"GPU, as in --perf {folder}@h200 or --perf qwen3-32b@h20, or give --perf FILE, which `ampd profile` writes"
         )
     perf = f"{folder}@{known}"
     try:
         load_performance_model(perf)
     except UserError as error:
         raise UserError(
-            f"--perf: {error}; give --perf FILE, which `ampd profile` measures, or name the nearest model, as in "
+            f"--perf: {error}; give --perf FILE, which `ampd profile` writes, or name the nearest model, as in "
             f"--perf qwen3-32b@{known}"
         ) from None
     return perf
