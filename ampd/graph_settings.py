@@ -40,8 +40,11 @@ class GraphSettings(Settings):
         "it, its own prefill included, for the first round of a session. A round that has waited twice as long is "
         "given up. 0: no such bounds.",
     )
-    perf: str = Field(
-        "tiny-cpu", description="Performance model: the name of a shipped profile, or the path of a profile file."
+    perf: str | None = Field(
+        None,
+        description="Performance model: a shipped profile's name, a profile file, or MODEL@GPU, as in qwen3-32b@h20 or "
+        "/models/Qwen3-8B@h200. Coordinators and workers must have one. `ampd serve` takes the analytic model of the "
+        "model folder on this machine's GPUs by default, and tiny-cpu for the tiny model.",
     )
     session_ttl_s: float = Field(
         1800.0, gt=0, description="Seconds without a round after which a session's binding and its KV are released."

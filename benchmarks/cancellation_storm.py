@@ -180,6 +180,7 @@ async def graph() -> AsyncIterator[Graph]:
         for routing in ("always-remote", "always-local"):
             settings = CoordinatorSettings(
                 model=folder,
+                perf="tiny-cpu",
                 routing=routing,
                 state_url=redis.url,
                 namespace=NAMESPACE,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import RoutingSituation
 from ampd.policies.registry import BINDING, ROUTING
 from ampd.serving.placement import Moving, PlacementPolicies, PlanSituation

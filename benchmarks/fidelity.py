@@ -27,7 +27,8 @@ from typing import Any
 
 from ampd.cli.serve.devices import worker_environments
 from ampd.cli.serve.running import ampd_command, running_graph
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup

@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from ampd.cli.serve.running import ampd_command, running_graph
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model
-from ampd.perf.presets import analytic_model
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import PerformanceProfile, write_profile
 from ampd.policies.registry import Kind
 from ampd.telemetry.metrics import names

@@ -29,8 +29,7 @@ import psutil
 
 from ampd.cli.serve.metrics import TARGETS_FILE
 from ampd.cli.serve.running import ampd_command, running_graph
-from ampd.perf.piecewise import load_performance_model
-from ampd.perf.presets import analytic_model
+from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
 from ampd.telemetry.metrics import names
 from ampd.types import Parallelism, Slo

@@ -41,7 +41,7 @@ from redis.asyncio import Redis
 from ampd.cli.serve.metrics import TARGETS_FILE
 from ampd.cli.serve.running import running_graph
 from ampd.cli.serve.settings import TINY
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.embedded import EmbeddedRedis

@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingSituation, Run
 from ampd.policies.ordering.ampd import AmpdOrdering
 from ampd.types import Parallelism, PrefillTask, Slo

@@ -36,7 +36,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from ampd.errors import RunError, UserError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.session_key import session_key
 from ampd.state import codec
 from ampd.state.embedded import EmbeddedRedis

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd import compiled
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo

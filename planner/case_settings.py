@@ -11,8 +11,8 @@ from pydantic_settings import CliPositionalArg
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.gpus import GPUS
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model, profile_names
-from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
 from ampd.policies import registry
 from ampd.settings import Settings
 from ampd.types import GIB, Parallelism, Slo
@@ -41,9 +41,7 @@ class CaseSettings(Settings):
     perf_source: PerfSource = Field(
         PerfSource.ANALYTIC, description="Where the times of --model on --gpu come from (aiconfigurator: its package)."
     )
-    perf: str | None = Field(
-        None, description="Performance model instead of --model and --gpu: name of a shipped profile, or a file."
-    )
+    perf: str | None = Field(None, description=f"Performance model instead of --model and --gpu: {NAMES}.")
     kv_capacity_tokens: int | None = Field(
         None, ge=1, description="KV memory of every replica in tokens; default: the performance model's."
     )

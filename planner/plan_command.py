@@ -45,15 +45,17 @@ def run(argv: Sequence[str]) -> int:
     case, left_out = _case(settings, model)
     result, layouts = planned(settings, case, left_out, model, argv)
     result["seconds"] = time.perf_counter() - start_s
-    error = None
+    error, needs = None, list[str]()
     try:
-        result["manifest_warnings"] = write_plan(settings, layouts, model, result)
+        result["manifest_warnings"], needs = write_plan(settings, layouts, model, result)
     except UserError as refused:
         # The plan took long, so it is shown all the same.
         error, result["manifest"] = refused, None
     for warning in result["manifest_warnings"]:
         print(f"{PROG}: {warning}", file=sys.stderr)
     print(json.dumps(result, indent=1) if settings.as_json else plan_table(result), flush=True)
+    if needs and not settings.as_json:
+        print("\n".join(needs), flush=True)
     if settings.report:
         from planner.plan_report import write_report
 

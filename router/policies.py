@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.naming import parse_named

@@ -167,12 +167,13 @@ class CoordinatorProcess:
         system.set_ready(self._runtime, True)
         await self._register()
         log.info(
-            "coordinator %x serves model %s with routing %s, binding %s, pools %s; decisions: %s",
+            "coordinator %x serves model %s with routing %s, binding %s, pools %s, performance model %s; decisions: %s",
             self._endpoint.connection_id(),
             self._card.name,
             settings.routing,
             settings.binding,
             settings.pools,
+            settings.perf,
             compiled.in_use(),
         )
 

@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.page_keys import PAGE_TOKENS
-from ampd.perf.piecewise import profile_names
+from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.admission import MAX_ROUNDS
 from ampd.serving.roles import POOLS_INTERVAL_S

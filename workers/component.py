@@ -167,9 +167,10 @@ class Worker:
         except StateUnavailableError as error:
             raise RunError(f"ampd worker: {error}") from None
         log.info(
-            "%s worker %x is ready; decisions: %s",
+            "%s worker %x is ready; performance model %s; decisions: %s",
             self._settings.role,
             self._endpoints[GENERATE_ENDPOINT].connection_id(),
+            self._settings.perf,
             compiled.in_use(),
         )
 

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
 from ampd.handler_stream import MOST_JOINED_TOKENS
-from ampd.perf.piecewise import profile_names
+from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
 from ampd.settings import OldFlag

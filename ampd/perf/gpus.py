@@ -59,8 +59,14 @@ def host_bytes_per_s(description: str) -> float:
 
     For any other accelerator it is that of PCIe 4.0.
     """
+    name = preset_of(description)
+    return GPUS[name].host_bytes_per_s if name else PCIE_4_BYTES_PER_S
+
+
+def preset_of(description: str) -> str | None:
+    """The name of the preset that a text names, such as a GPU's name in the driver; None: none."""
     words = re.findall(r"[a-z0-9]+", description.lower())
-    return next((GPUS[word].host_bytes_per_s for word in words if word in GPUS), PCIE_4_BYTES_PER_S)
+    return next((word for word in words if word in GPUS), None)
 
 
 def gpu(name: str) -> Gpu:

@@ -16,9 +16,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.resources import files
 from itertools import product
-from pathlib import Path
 
 from ampd.errors import UserError
 from ampd.perf.gpus import HOST_LINK_SHARE, host_bytes_per_s
@@ -30,7 +28,6 @@ from ampd.perf.profile import (
     PrefillCurve,
     Provenance,
     TransferCurve,
-    read_profile,
 )
 from ampd.types import Parallelism
 
@@ -157,29 +154,6 @@ class PiecewiseModel(PerformanceModel):
     def _lacks_pair(self, source: Parallelism, target: Parallelism) -> UserError:
         known = ", ".join(f"{a} -> {b}" for a, b in sorted(self._transfer)) or "none"
         return UserError(f"{self.name}: no KV transfer times for tp {source.tp} -> {target.tp}; it has {known}")
-
-
-def load_performance_model(name_or_path: str | Path) -> PiecewiseModel:
-    """A model by the name of a shipped profile, or by the path of a profile file.
-
-    Raises:
-        UserError: no such name or file (the known names are listed), or an invalid file.
-    """
-    name = str(name_or_path)
-    if name in profile_names():
-        return PiecewiseModel(read_profile(_profiles_folder() / f"{name}.json"), name)
-    path = Path(name_or_path)
-    if not path.is_file():
-        raise UserError(f"no performance model {name!r}; give a file or one of: {', '.join(profile_names())}")
-    return PiecewiseModel(read_profile(path), name)
-
-
-def profile_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in _profiles_folder().glob("*.json")))
-
-
-def _profiles_folder() -> Path:
-    return Path(str(files("ampd.perf"))) / "profiles"
 
 
 def _prefill(curve: PrefillCurve) -> _Prefill:

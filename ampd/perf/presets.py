@@ -1,10 +1,11 @@
-"""Models and GPUs by name, and the analytic performance model of one on the other."""
+"""Performance models by name: shipped profiles, files, and the analytic one of a model on a GPU."""
 
 from __future__ import annotations
 
 import datetime
 import os
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from ampd.errors import UserError
@@ -13,6 +14,7 @@ from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
 from ampd.perf.model_config import read_model_shape
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.profile import read_profile
 from ampd.perf.roofline import analytic_profile
 
 DEGREES = (1, 2, 4, 8)
@@ -31,6 +33,40 @@ MODELS: dict[str, ModelShape] = {
     ),
 }
 """From the models' published configurations."""
+
+
+NAMES = "a shipped profile's name, a profile file, or MODEL@GPU, as in qwen3-32b@h20 or /models/Qwen3-8B@h200"
+"""What `load_performance_model` takes, for the descriptions of flags."""
+
+
+def load_performance_model(name: str | Path | None) -> PiecewiseModel:
+    """A model by the name of a shipped profile, by the path of a profile file, or as `MODEL@GPU`: the analytic one.
+
+    Args:
+        name: None: the user has named none, which is an error, because the times of another model mislead.
+
+    Raises:
+        UserError: no such name or file (the known names are listed), an invalid file, or an unknown model or GPU.
+    """
+    if name is None:
+        raise UserError(f"--perf is missing: the times of the model are not known; give {NAMES}")
+    path, text = Path(name), str(name)
+    if text in profile_names():
+        return PiecewiseModel(read_profile(_profiles_folder() / f"{text}.json"), text)
+    model, at, gpu_name = text.rpartition("@")
+    if at and not path.is_file():
+        return analytic_model(model, gpu_name)
+    if not path.is_file():
+        raise UserError(f"no performance model {text!r}; give {NAMES}; shipped are: {', '.join(profile_names())}")
+    return PiecewiseModel(read_profile(path), text)
+
+
+def profile_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in _profiles_folder().glob("*.json")))
+
+
+def _profiles_folder() -> Path:
+    return Path(str(files("ampd.perf"))) / "profiles"
 
 
 def model_shape(name_or_path: str) -> ModelShape:

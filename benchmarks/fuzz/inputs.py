@@ -16,8 +16,7 @@ from ampd.cli.session.settings import EndSettings
 from ampd.cli.top.settings import TopSettings
 from ampd.errors import UserError
 from ampd.perf.model_config import read_model_shape
-from ampd.perf.piecewise import load_performance_model
-from ampd.perf.presets import analytic_model
+from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
 from ampd.state.connect import check_url

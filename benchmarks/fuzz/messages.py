@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
 from ampd.cli.top.snapshot import snapshot_of
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.base import PoolsSituation
 from ampd.policies.registry import create_named

@@ -26,7 +26,7 @@ from ampd.cli.top.render import lines
 from ampd.cli.top.snapshot import Row
 from ampd.documents import write_document
 from ampd.errors import RunError, guarded
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.settings import Settings, parse_settings
 
 PROG = "python docs/pictures/top.py"

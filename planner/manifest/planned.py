@@ -33,6 +33,12 @@ _PARSERS: dict[str, tuple[str, str | None]] = {
 }
 """Dynamo's parsers of tool calls and of reasoning, for the presets whose chat templates have them."""
 
+SECRETS = tuple(
+    f'kubectl create secret generic {name} --from-literal={key}="$(openssl rand -hex 32)"'
+    for name, key in (("ampd-redis", "password"), ("ampd-graph", "secret"))
+)
+"""The commands that make what a graph's pods mount and no manifest makes. The password becomes part of a URL."""
+
 MODELS_MOUNT = "/models"
 """Where the base mounts the volume with the models."""
 
@@ -57,7 +63,7 @@ def check_flags(settings: PlanSettings) -> None:
 
 def write_plan(
     settings: PlanSettings, layouts: list[Layout], model: PiecewiseModel, result: Mapping[str, Any]
-) -> list[str]:
+) -> tuple[list[str], list[str]]:
     """Write the manifest that the settings ask for.
 
     Args:
@@ -65,14 +71,15 @@ def write_plan(
         result: what `--json` prints.
 
     Returns:
-        Warnings, one line each. The manifest has them too, in its head and its annotations.
+        Warnings, one line each, and lines about what the manifest needs, with the commands. The manifest has both in
+        its head, and the warnings in its annotations.
 
     Raises:
         UserError: there is no such layout, or the manifest cannot be written.
     """
     path = settings.output_manifest
     if path is None:
-        return []
+        return [], []
     if settings.manifest_layout > len(layouts):
         raise UserError(
             f"--manifest-layout: there is no layout {settings.manifest_layout}, the plan has {len(layouts)}"
@@ -80,9 +87,12 @@ def write_plan(
     deployment = _deployment(settings, layouts[settings.manifest_layout - 1], model, result)
     warnings = _warnings(deployment, result["layouts"][settings.manifest_layout - 1])
     deployment = replace(deployment, annotations=with_warnings(deployment.annotations, warnings))
-    head = [*_head(deployment, path), *(f"WARNING: {warning}" for warning in warnings)]
+    title = (
+        f"{deployment.layout}: {deployment.layout.gpus} GPUs. The plan's expectations are in the graph's annotations."
+    )
+    head = [title, *_needs(deployment, Path(path.name)), *(f"WARNING: {warning}" for warning in warnings)]
     write_manifest(path, deployment_objects(deployment, base_objects()), head)
-    return warnings
+    return warnings, _needs(deployment, path)
 
 
 def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, result: Mapping[str, Any]) -> Deployment:
@@ -123,14 +133,13 @@ def _is_on_volume(path: str) -> bool:
     return PurePosixPath(MODELS_MOUNT) in folder.parents and ".." not in folder.parts
 
 
-def _head(deployment: Deployment, path: Path) -> list[str]:
-    apply = f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path.name or '.'}"
+def _needs(deployment: Deployment, path: Path) -> list[str]:
+    image = "" if deployment.image else "your image in place of `ampd` (`images:` of an overlay, or --manifest-image), "
     return [
-        f"{deployment.layout}: {deployment.layout.gpus} GPUs. The plan's expectations are in the graph's annotations.",
-        "Needs Dynamo's operator and, in the namespace, the Secrets `ampd-redis` (key `password`, hexadecimal) and",
-        "`ampd-graph` (key `secret`, any 16 characters or more), and the volume claim `ampd-models`",
-        f"({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}.",
-        apply,
+        f"It needs Dynamo's operator, {image}and in the namespace the volume claim `ampd-models`",
+        f"({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}, and two Secrets:",
+        *SECRETS,
+        f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path}",
     ]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Run
 from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import Kind

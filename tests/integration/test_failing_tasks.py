@@ -15,7 +15,7 @@ from zmq import PAIR
 from zmq.asyncio import Context
 
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, RouteWrite, SessionLimits, StateEvent

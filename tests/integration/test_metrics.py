@@ -320,7 +320,7 @@ async def test_a_port_that_is_taken_costs_the_metrics_and_nothing_else(client: h
 
 @pytest.mark.parametrize("module", ["router", "workers"])
 async def test_a_port_that_dynamo_cannot_read_is_refused_in_one_line(module: str, site: Site) -> None:
-    flags = ["--model", str(tiny_model_path())]
+    flags = ["--model", str(tiny_model_path()), "--perf", "tiny-cpu"]
     if module == "workers":
         flags += ["--engine", "modelled", "--role", "decode"]
     environment = {**os.environ, **site.graph.environment, "DYN_SYSTEM_PORT": "40000"}

@@ -16,7 +16,7 @@ import pytest
 from redis.asyncio import Redis
 
 from ampd.errors import UserError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies

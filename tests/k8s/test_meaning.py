@@ -135,7 +135,7 @@ def test_files_that_processes_name_are_mounted(name: str) -> None:
 
 @for_each(GRAPHS)
 def test_the_performance_model_covers_the_workers(name: str, tmp_path: Path) -> None:
-    from ampd.perf.piecewise import load_performance_model
+    from ampd.perf.presets import load_performance_model
     from ampd.types import Parallelism
 
     documents = rendered(name)

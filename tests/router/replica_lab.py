@@ -8,7 +8,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.handler_stream import HandlerStream
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.serving.admission import Admission

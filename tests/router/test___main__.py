@@ -31,6 +31,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model", MODEL, "--binding", "kv-router(tokens=1)"], ["tokens", "overlap_weight"]),
         (["--model", MODEL, "--routing-params", "alpha"], ["--routing-params", "name=value"]),
         (["--model", MODEL, "--perf", "no-such"], ["no-such", "tiny-cpu"]),
+        (["--model", MODEL], ["--perf is missing", "qwen3-32b@h20"]),
         (["--model", MODEL, "--dyn-tool-call-parser", "no-such"], ["no-such", "hermes"]),
         (["--model", MODEL, "--dyn-reasoning-parser", "no-such"], ["no-such"]),
         (["--model", MODEL, "--custom-jinja-template", "/no/such"], ["/no/such"]),
@@ -79,7 +80,7 @@ def test_a_coordinator_that_anybody_may_call_is_refused(
 ) -> None:
     monkeypatch.delenv("AMPD_GRAPH_SECRET_FILE", raising=False)
     monkeypatch.setenv("DYN_TCP_RPC_HOST", "10.0.0.7")
-    line = refusal(capsys, "--model", MODEL)
+    line = refusal(capsys, "--model", MODEL, "--perf", "tiny-cpu")
     assert "--graph-secret-file is missing" in line
     assert "DYN_TCP_RPC_HOST=10.0.0.7 is not" in line
 
@@ -87,7 +88,10 @@ def test_a_coordinator_that_anybody_may_call_is_refused(
 @pytest.mark.slow
 def test_a_redis_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "router", "--model", MODEL, "--state-url", "redis://127.0.0.1:1/0"],
+        [
+            *(sys.executable, "-m", "router", "--model", MODEL, "--perf", "tiny-cpu"),
+            *("--state-url", "redis://127.0.0.1:1/0"),
+        ],
         capture_output=True,
         text=True,
         timeout=60,

@@ -5,7 +5,7 @@ from typing import Never
 
 import pytest
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.estimates import queued_in_passes_s
 from ampd.serving.admission import NEW_WAIT_SHARE
 from ampd.session_key import session_key

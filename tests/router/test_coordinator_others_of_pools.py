@@ -34,7 +34,7 @@ class Listens:
 async def test_a_pools_policy_is_told_all_policies_of_its_graph() -> None:
     """Also as a process of its own would be told, by a copy."""
     flags = ["--model=m", "--binding=predictive", "--routing=always-local", "--ordering=fcfs", "--slicing=whole"]
-    settings = parse_settings(CoordinatorSettings, [*flags, "--moves", "any"], "python -m router")
+    settings = parse_settings(CoordinatorSettings, [*flags, "--perf", "tiny-cpu", "--moves", "any"], "python -m router")
     listens = Listens()
     policies = replace(CoordinatorPolicies.of(settings), pools=listens)
     coordinator = Coordinator(settings, None, MemoryStore(), policies)  # type: ignore[arg-type]

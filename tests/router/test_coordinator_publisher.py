@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.state.store import StateStore
 from ampd.telemetry.coordinator_view import CoordinatorView

@@ -56,7 +56,7 @@ async def test_a_session_that_begins_again_keeps_its_owner() -> None:
 
 
 async def test_a_coordinator_forgets_a_session_that_ended() -> None:
-    settings = parse_settings(CoordinatorSettings, ["--model=m"], "python -m router")
+    settings = parse_settings(CoordinatorSettings, ["--model=m", "--perf=tiny-cpu"], "python -m router")
     coordinator = Coordinator(settings, None, MemoryStore(), CoordinatorPolicies.of(settings))  # type: ignore[arg-type]
     memory = coordinator._services.sessions
     memory.remember(Binding("s", "d0", 1), b"")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import Policy
 from ampd.types import Role, Slo, WorkerView

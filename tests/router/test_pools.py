@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.recent_load import Load, RecentRound
 from ampd.serving.roles import RoleReview

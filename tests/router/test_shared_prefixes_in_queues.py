@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.page_keys import page_keys
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.base import OrderingSituation, Run
 from ampd.policies.registry import create

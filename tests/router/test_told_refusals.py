@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo.runtime import Context
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.relay_mark import RelayMark, relay_mark
 from ampd.state.store import RequestRefused

@@ -11,7 +11,7 @@ import pytest
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.errors import UserError
 from ampd.fork_server import ForkServer
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
 from workers.__main__ import main
@@ -80,10 +80,17 @@ def test_a_start_that_cannot_be_says_so_in_one_line(
 ) -> None:
     given = [flag.format(empty=tmp_path) for flag in flags]
     base = ["--engine", "modelled", "--model", str(model_folder), "--state-url", redis_server.url]
-    ended = start([*base, *given])
+    ended = start([*base, "--perf", "tiny-cpu", *given])
     lines = ended.output.strip().splitlines()
     assert (ended.code, len(lines)) == (code, 1), ended.output
     assert words in lines[0]
+
+
+@pytest.mark.slow
+def test_a_worker_whose_times_are_not_known_is_refused(start: Start, model_folder: Path) -> None:
+    ended = start(["--role", "prefill", "--engine", "modelled", "--model", str(model_folder)])
+    (line,) = ended.output.strip().splitlines()
+    assert (ended.code, "--perf is missing" in line) == (2, True), line
 
 
 @pytest.mark.parametrize(

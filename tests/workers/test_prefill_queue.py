@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run
 from ampd.policies.registry import create
 from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, QueueEntry, Stage

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo

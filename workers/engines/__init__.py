@@ -10,7 +10,7 @@ from pydantic import create_model
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.perf.scaled import scaled
 from ampd.policies.registry import SLICING
 from ampd.types import Parallelism

@@ -18,7 +18,7 @@ from functools import cached_property
 from math import lcm
 from typing import Any
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound

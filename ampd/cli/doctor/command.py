@@ -11,23 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from ampd.cli.doctor import gpus, kernel, model, shared_state, software
-from ampd.cli.doctor.engines import as_modelled, judge_trial, preset_of
+from ampd.cli.doctor.engines import as_modelled, judge_trial
 from ampd.cli.doctor.finding import Check, Finding, Verdict, made, worst
 from ampd.cli.doctor.report import Report
 from ampd.cli.doctor.settings import DoctorSettings
 from ampd.cli.doctor.transport import judge_transport, read_transport
+from ampd.cli.serve.default_perf import default_perf
 from ampd.cli.serve.settings import TINY, EngineName
 from ampd.documents import check_writable, write_document
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import load_performance_model
-from ampd.perf.presets import analytic_model
+from ampd.perf.presets import load_performance_model
 from ampd.settings import parse_settings
 
 PROG = "ampd doctor"
 _STDOUT = Path("-")
 _MIB = 1 << 20
-_TINY_CPU = "tiny-cpu"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -135,29 +134,27 @@ class Examination:
             return self._skip(name, "--no-engines")
         if causes := sorted(wrong & {"packages", "GPUs", "memory", "inotify", "model"}):
             return self._skip(name, f"they cannot run before this is fixed: {', '.join(causes)}")
+        try:
+            perf = self._settings.perf or default_perf(self._settings.model)
+        except UserError as error:
+            found, _, fix = str(error).rpartition("; ")
+            self.findings.append(Finding("performance model", Verdict.WRONG, found, fix))
+            return self._skip(name, "they need a performance model")
         from ampd.cli.doctor.trial import TrialReading, read_trial
 
         transport = self.readings.get("NIXL")
         raw = transport.here.gb_per_s if transport and not transport.here.problem else None
 
         def judge(reading: TrialReading) -> list[Finding]:
-            predicts, its_name = self._model()
+            predicts, its_name = self._model(perf)
             findings = judge_trial(reading, raw, predicts, its_name, self._settings.tp)
             return findings if self._computes else [as_modelled(finding) for finding in findings]
 
-        return self._make(Check(name, partial(read_trial, self._settings), judge))
+        return self._make(Check(name, partial(read_trial, self._settings, perf), judge))
 
-    def _model(self) -> tuple[PerformanceModel | None, str]:
+    def _model(self, perf: str) -> tuple[PerformanceModel | None, str]:
         """The performance model to compare with and its name, or None and the reason why there is none."""
-        settings = self._settings
-        if settings.perf or not self._computes or (settings.model == TINY and not self._gpus):
-            name = settings.perf or _TINY_CPU
-            return load_performance_model(name), f"the profile {name}"
-        preset = preset_of(self._gpus[0].name) if self._gpus else None
-        if settings.model == TINY or preset is None:
-            why = "the tiny model leaves a GPU idle" if settings.model == TINY else "no analytic model of this device"
-            return None, f"not compared, because there is {why}; name a profile with --perf"
-        try:
-            return analytic_model(settings.model, preset, [settings.tp]), f"the analytic model of {preset}"
-        except UserError as error:
-            return None, f"not compared: {error}"
+        if self._settings.model == TINY and self._gpus and not self._settings.perf:
+            return None, "not compared, because the tiny model leaves a GPU idle; name a profile with --perf"
+        model = load_performance_model(perf)
+        return model, f"the performance model {model.name}"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ampd.cli.doctor.finding import Finding, Verdict
 from ampd.cli.doctor.trial import RoundReading, TrialReading
-from ampd.perf.gpus import GPUS
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, Route
 
@@ -118,12 +116,6 @@ def judge_times(reading: TrialReading, model: PerformanceModel | None, model_nam
     if all(1 / _GOOD_FACTOR <= ratio <= _GOOD_FACTOR for ratio in (prefill, decode)):
         return Finding(name, Verdict.OK, found)
     return Finding(name, Verdict.SLOW, found, "measure it with `ampd profile`, and pass the file with --perf")
-
-
-def preset_of(gpu_name: str) -> str | None:
-    """The preset of a GPU by its name in the driver."""
-    words = re.findall(r"[a-z0-9]+", gpu_name.lower())
-    return next((word for word in words if word in GPUS), None)
 
 
 def as_modelled(finding: Finding) -> Finding:

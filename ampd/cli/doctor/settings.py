@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName
 from ampd.graph_settings import GraphSettings
-from ampd.perf.piecewise import profile_names
+from ampd.perf.presets import NAMES, profile_names
 from ampd.settings import Settings
 
 
@@ -23,8 +23,8 @@ class DoctorSettings(Settings):
     tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
     perf: str | None = Field(
         None,
-        description="Performance model that the short profile is compared with: the name of a shipped profile, or a "
-        "profile file; default: the analytic model of the GPU, or tiny-cpu for the tiny model on a CPU.",
+        description=f"Performance model that the short profile is compared with: {NAMES}; default: as `ampd serve` "
+        "takes it.",
     )
     namespace: str = Field(
         GraphSettings.model_fields["namespace"].default,

@@ -73,11 +73,15 @@ class TrialReading:
     steps: tuple[tuple[int, int, float], ...] = ()
 
 
-def read_trial(settings: DoctorSettings) -> TrialReading:
-    """Start the graph, send the rounds, stop it."""
+def read_trial(settings: DoctorSettings, perf: str) -> TrialReading:
+    """Start the graph, send the rounds, stop it.
+
+    Args:
+        perf: the performance model that the times are compared with. The modelled engine takes its times from it.
+    """
     with tempfile.TemporaryDirectory(prefix="ampd-doctor-") as scratch:
         logs, errors = Path(scratch) / "logs", Path(scratch) / "serve.log"
-        flags = _serve_flags(settings, logs)
+        flags = _serve_flags(settings, perf, logs)
         try:
             with errors.open("wb") as stream, running_graph(flags, lambda _: None, _environment(), stream) as url:
                 reading = asyncio.run(_rounds(url))
@@ -87,12 +91,11 @@ def read_trial(settings: DoctorSettings) -> TrialReading:
         return replace(reading, logs={file.stem: _end_of(file) for file in [errors, *sorted(logs.glob("*.log"))]})
 
 
-def _serve_flags(settings: DoctorSettings, logs: Path) -> list[str]:
-    # The modelled engine takes the times of the performance model that it is compared with.
-    perf = () if settings.perf is None else ("--perf", settings.perf)
+def _serve_flags(settings: DoctorSettings, perf: str, logs: Path) -> list[str]:
     return [
         *("--prefill", "1", "--decode", "1", "--engine", settings.engine, "--model", settings.model),
-        *("--tp", str(settings.tp), "--routing", "always-remote", "--port", "0", "--log-dir", str(logs), *perf),
+        *("--perf", perf),
+        *("--tp", str(settings.tp), "--routing", "always-remote", "--port", "0", "--log-dir", str(logs)),
         # Nothing is refused because it would be late, and no read is given up because the machine is slow.
         *("--max-wait", "0", "--start-timeout-s", str(settings.start_timeout_s)),
         f"--worker-args={_worker_args(settings)}",

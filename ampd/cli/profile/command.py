@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 from tqdm import tqdm
 
+from ampd.cli.serve.default_perf import TINY_CPU
 from ampd.cli.serve.settings import TINY, EngineName
 from ampd.documents import check_writable
 from ampd.errors import RunError, UserError
@@ -146,6 +147,7 @@ async def _started(settings: ProfileSettings, stack: AsyncExitStack) -> Engine:
 
     folder = str(tiny_model_path()) if settings.model == TINY else str(check_model_folder(Path(settings.model), PROG))
     flags = ["--role", "prefill", "--engine", settings.engine, "--model", folder, "--tp", str(settings.tp)]
+    flags += ["--perf", TINY_CPU] if settings.model == TINY else []
     try:
         flags += shlex.split(settings.worker_args)
     except ValueError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ampd.call_signatures import read_secrets
 from ampd.cli.serve.settings import EngineName, ServeSettings
 from ampd.errors import UserError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.expectations import disagreement
 from ampd.types import Parallelism

@@ -15,6 +15,7 @@ from typing import Any
 
 from ampd.cli.serve import checks
 from ampd.cli.serve.body_limit import body_limit_mb
+from ampd.cli.serve.default_perf import default_perf
 from ampd.cli.serve.devices import visible_gpus, worker_environments
 from ampd.cli.serve.end_reasons import first_error
 from ampd.cli.serve.graph import COORDINATOR, FRONTEND, GraphSite, graph_processes
@@ -50,14 +51,15 @@ def run(argv: Sequence[str]) -> int:
     settings = parse_settings(ServeSettings, argv, "ampd serve")
     checks.check_policies(settings)
     checks.check_workers(settings)
-    checks.check_perf(settings)
     checks.check_secret(settings)
     checks.check_engine(settings.engine)
     checks.check_arguments(settings)
     checks.check_parsers(settings)
-    checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
+    settings = settings.model_copy(update={"perf": settings.perf or default_perf(settings.model)})
+    checks.check_perf(settings)
+    checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
     checks.check_replies(settings, model_path)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings)
@@ -132,7 +134,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
                 namespace=settings.namespace,
                 state_url=site.state_url,
                 url=url,
-                perf=_absolute(settings.perf),
+                perf=_absolute(str(settings.perf)),
                 controls=_controls(settings, site),
             )
         )
@@ -216,8 +218,9 @@ def _controls(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
 
 
 def _absolute(name_or_path: str) -> str:
-    """The name of a performance model, or the absolute path of its file."""
-    return str(Path(name_or_path).resolve()) if Path(name_or_path).is_file() else name_or_path
+    """The name of a performance model, with the absolute path of its file or of its model."""
+    path, at, gpu = (name_or_path, "", "") if Path(name_or_path).is_file() else name_or_path.rpartition("@")
+    return f"{Path(path).resolve()}{at}{gpu}" if path and Path(path).exists() else name_or_path
 
 
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
@@ -225,7 +228,8 @@ def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Pat
     return (
         f"ready: {url} serves model {site.model_name!r} with {workers} worker(s), engine {settings.engine}, "
         f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "
-        f"pools {settings.pools}; state {without_secrets(site.state_url)}, logs {log_dir}; Ctrl-C stops it"
+        f"pools {settings.pools}, performance model {settings.perf}; state {without_secrets(site.state_url)}, "
+        f"logs {log_dir}; Ctrl-C stops it"
     )
 
 

@@ -14,7 +14,7 @@ from ampd.cli.top.snapshot import snapshot_of
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.state import open_store
 from ampd.state.redis_connection import without_secrets
 from ampd.state.store import StateStore, StateUnavailableError

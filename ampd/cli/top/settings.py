@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
-from ampd.perf.piecewise import profile_names
+from ampd.perf.presets import NAMES, profile_names
 from ampd.settings import Settings
 
 
@@ -36,6 +36,6 @@ class TopSettings(Settings):
     )
     perf: str | None = Field(
         None,
-        description="Performance model, to predict the waiting time of each queue: a shipped profile's name, or a "
-        "profile file; default: that of the `ampd serve` found here, else none.",
+        description=f"Performance model, to predict the waiting time of each queue: {NAMES}; default: that of the "
+        "`ampd serve` found here, else none.",
     )

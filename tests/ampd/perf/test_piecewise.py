@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model, profile_names
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.profile import PerformanceProfile, write_profile
 from ampd.perf.scaled import scaled
 from ampd.types import Parallelism

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.gpus import gpu
+from ampd.perf.gpus import gpu, preset_of
 from ampd.perf.memory import MemoryShare, kv_capacity_tokens
-from ampd.perf.presets import MODELS, analytic_model, model_shape
+from ampd.perf.presets import MODELS, analytic_model, load_performance_model, model_shape
 
 from .config_lab import MIXTRAL, write_config
 
@@ -87,3 +87,34 @@ def test_kv_takes_what_the_weights_leave() -> None:
     assert whole * shape.kv_bytes_per_token == pytest.approx(card.memory_bytes - shape.weight_bytes, abs=200_000)
     two = kv_capacity_tokens(shape, card, 2, MemoryShare(usable_share=1.0, reserve_bytes=0))
     assert two * shape.kv_bytes_per_token == pytest.approx(2 * card.memory_bytes - shape.weight_bytes, abs=300_000)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", None)],
+)
+def test_presets_of_gpus(name: str, preset: str | None) -> None:
+    assert preset_of(name) == preset
+
+
+def test_a_model_on_a_gpu_is_a_performance_model(tmp_path: Path) -> None:
+    assert load_performance_model("qwen3-32b@h20").profile == analytic_model("qwen3-32b", "h20").profile
+    folder = tmp_path / "at@home"
+    folder.mkdir()
+    write_config(folder, MIXTRAL)
+    assert load_performance_model(f"{folder}@H200").profile == analytic_model(str(folder), "h200").profile
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen3-32b@none", "unknown GPU 'none'"),
+        ("none@h20", "unknown model 'none'"),
+        ("qwen3-32b@", "unknown GPU ''"),
+        (None, "--perf is missing"),
+    ],
+)
+def test_a_performance_model_that_is_not_there_is_one_line(name: str | None, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        load_performance_model(name)
+    assert "\n" not in str(caught.value)

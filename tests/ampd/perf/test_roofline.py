@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.gpus import GPUS, gpu
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model
-from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import MODELS, analytic_model, load_performance_model
 from ampd.perf.roofline import Efficiency, analytic_profile
 from ampd.types import Parallelism
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import Policy
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.passes import shortest_pass_s
 from ampd.policies.queue_work import QueueWork, queued, work_of
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from heapq import heappop, heappush
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, OrderingSituation, Pick, Run, Wait
 from ampd.serving.prefill_queue import PrefillQueue, QueueEntry, Stage
 from ampd.types import Parallelism, PrefillTask, Slo

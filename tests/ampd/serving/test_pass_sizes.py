@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Compute, Slice, Wait
 from ampd.serving.pass_sizes import PassSizes, divided, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import DueChanges, RoleReview, due_changes, rest_s
 from ampd.types import Role, Slo, WorkerView

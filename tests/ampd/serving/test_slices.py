@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Compute, Slice, Wait
 from ampd.serving.picker import SHORTEST_WAIT_S
 from ampd.serving.slices import ComputeTo, LookUp, Rest, Slices, SliceStep, left_after, with_held

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.perf.piecewise import PiecewiseModel, load_performance_model
-from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.piecewise import PiecewiseModel
+from ampd.perf.presets import MODELS, analytic_model, load_performance_model
 from ampd.types import Parallelism
 from planner.layout.layout import Layout
 from planner.manifest import replica

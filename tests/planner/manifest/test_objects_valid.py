@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.types import Parallelism

@@ -10,14 +10,13 @@ import pytest
 import yaml
 
 from ampd.cli.main import main as ampd
-from ampd.perf.piecewise import load_performance_model
-from ampd.perf.presets import DEGREES, MODELS, analytic_model
+from ampd.perf.presets import DEGREES, MODELS, analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
 from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.types import Role
 from planner import plan_command
 from planner.layout.layout import layout_label
-from planner.manifest.planned import _PARSERS
+from planner.manifest.planned import _PARSERS, SECRETS
 from workers.engines.sglang_limits import check_degree
 
 from .lab import built, by_identity, components, graph_of, main, needs_kubectl
@@ -200,7 +199,11 @@ def test_a_policys_own_file_is_warned_of_and_a_profile_of_a_known_model_is_known
 def test_the_table_names_the_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "plan.yaml"
     assert ampd([*LLAMA, *FIRST, "--output-manifest", str(file)]) == 0
-    assert f"Manifest: {file}" in capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    assert f"Manifest: {file}" in lines
+    assert lines[-3:] == [*SECRETS, f"kubectl apply -f {file}"]
+    head = [line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    assert [line for line in head if line.startswith("kubectl")] == [*SECRETS, f"kubectl apply -f {file.name}"]
     assert ampd([*LLAMA, *FIRST]) == 0
     assert "Manifest" not in capsys.readouterr().out
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import RunError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import PerformanceProfile, Provenance
 from ampd.types import Parallelism
 from planner.profiler.fitting import fit_profile

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from workers.engines import check_engine, create_engine, settings_model
 from workers.engines.sglang_settings import engine_arguments
 from workers.settings import WorkerSettings
@@ -45,7 +45,7 @@ def test_sglang_gets_the_names_for_the_sizes_of_its_passes(
     has_model: bool, slicing: str | None, with_weights: Path
 ) -> None:
     """Not while its GPU is profiled, and not with a policy that shares no passes."""
-    named = settings("sglang", with_weights, slicing or "slack")
+    named = settings("sglang", with_weights, slicing or "slack", perf="tiny-cpu")
     made: Any = create_engine(named, load_performance_model("tiny-cpu") if has_model else None)
     assert made._passes == (slicing and {"slicing": slicing, "perf": "tiny-cpu"})
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import workers.engines.sglang_passes
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Compute, Wait
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes

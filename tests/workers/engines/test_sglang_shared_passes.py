@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import MODULES_VARIABLE, SLICING
 from ampd.tiny_model import make_tiny_model
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.registry import create
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
+from tests.ampd.perf.config_lab import write_config
 from tests.harness.tcp_redis import TcpRedis
 
 MODELLED = ("doctor", "--engine", "modelled")
@@ -85,6 +86,17 @@ def test_engines_are_not_started_for_a_model_that_is_wrong(capsys: pytest.Captur
     assert trial["verdict"] == "skipped"
     # Other graphs may hold the inotify instances of this machine.
     assert re.fullmatch(r"they cannot run before this is fixed: (\w+, )*model", trial["found"])
+
+
+def test_engines_are_not_started_without_times_for_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "mine", {})
+    (folder / "tokenizer.json").touch()
+    code, document = _with_engines(capsys, *MODELLED, "--model", str(folder))
+    assert code == 1
+    assert (_verdicts(document)["performance model"], _verdicts(document)["two engines"]) == ("wrong", "skipped")
+    (finding,) = (finding for finding in document["findings"] if finding["check"] == "performance model")
+    assert "no GPU" in finding["found"]
+    assert f"--perf {folder}@h200" in finding["fix"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,13 @@
 """Trials of two engines that went well, badly, or not at all."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from ampd.cli.doctor.engines import as_modelled, judge_reads, judge_times, judge_tokens, judge_trial, preset_of
+from ampd.cli.doctor.engines import as_modelled, judge_reads, judge_times, judge_tokens, judge_trial
 from ampd.cli.doctor.finding import Finding, Verdict
 from ampd.cli.doctor.trial import RoundReading, TrialReading
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.types import Parallelism
 
 MODEL = load_performance_model("tiny-cpu")
@@ -95,14 +94,6 @@ def test_all_parts_of_a_trial_are_judged() -> None:
     reading = replace(_times(1.0), remote=(REMOTE,), local=(LOCAL,), again=(LOCAL,), moves=(_move(1000, 0.1),))
     checks = [finding.check for finding in judge_trial(reading, None, MODEL, "tiny-cpu", tp=1)]
     assert checks == ["equal tokens", "KV reads", "times"]
-
-
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", None)],
-)
-def test_presets_of_gpus(name: str, preset: Any) -> None:
-    assert preset_of(name) == preset
 
 
 def test_reads_and_times_of_modelled_engines_are_marked() -> None:

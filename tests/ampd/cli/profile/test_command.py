@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import read_profile
 from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.types import Parallelism
@@ -29,7 +29,7 @@ def points_file(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Points of the modelled engine, measured once."""
     out = tmp_path_factory.mktemp("points")
     flags = ["--engine", "modelled", "--model", str(folder), "--grid", "quick", "--repeats", "1"]
-    flags += ["--worker-args", "--time-scale 0.05", "--output", str(out / "perf.json")]
+    flags += ["--worker-args", "--time-scale 0.05 --perf tiny-cpu", "--output", str(out / "perf.json")]
     assert main(["profile", *flags, "--points", str(out / "points.json")]) == 0
     return out / "points.json"
 
@@ -105,7 +105,8 @@ def test_a_file_of_another_model_is_not_extended(
             "--tp 3 is not a supported degree",
             marks=pytest.mark.skipif(find_spec("sglang") is None, reason="SGLang is not installed"),
         ),
-        (["--engine", "modelled", "--max-tokens", "40"], "the grid is empty"),
+        (["--engine", "modelled", "--max-tokens", "40", "--worker-args", "--perf tiny-cpu"], "the grid is empty"),
+        (["--engine", "modelled"], "--perf is missing"),
         (["--engine", "modelled", "--worker-args", "--no-such-flag 1"], "--no-such-flag"),
         (["--engine", "modelled", "--worker-args", "'open"], "no closing quotation"),
         (["--held-out", "0.9"], "--held-out"),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.serve.command import _controls, _worker_environments
+from ampd.cli.serve.command import _absolute, _controls, _worker_environments
 from ampd.cli.serve.graph import GraphSite
 from ampd.cli.serve.settings import EngineName, ServeSettings
 
@@ -48,3 +48,13 @@ def test_the_system_ports_of_all_coordinators_are_registered(ports: tuple[int, .
         system_ports=ports,
     )
     assert _controls(ServeSettings(metrics_host="h", coordinators=2), site) == controls
+
+
+def test_other_commands_find_the_performance_model_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "file.json").touch()
+    names = ["tiny-cpu", "qwen3-32b@h20", "mine@h20", "file.json"]
+    assert [_absolute(name) for name in names] == [*names[:2], f"{tmp_path}/mine@h20", f"{tmp_path}/file.json"]

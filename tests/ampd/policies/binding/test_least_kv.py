@@ -1,7 +1,7 @@
 import random
 from dataclasses import replace
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.ampd.policies import situations

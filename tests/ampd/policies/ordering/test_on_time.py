@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick, Run
 from ampd.policies.moore_hodgson import keep
 from ampd.policies.ordering.on_time import OnTimeOrdering

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
 from tests.ampd.policies import situations

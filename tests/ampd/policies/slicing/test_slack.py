@@ -11,7 +11,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.policies.passes import joined_tokens, mixed_pass_s, shortest_pass_s
 from ampd.policies.slicing.slack import SlackSlicing, most_tokens

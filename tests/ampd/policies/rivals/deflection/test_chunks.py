@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.rivals.deflection.chunks import chunked_s, largest_chunk_tokens
 from ampd.types import Parallelism
 from tests.ampd.policies.routing_lab import PLAIN, PlainModel, queue_of, round_of

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.piecewise import load_performance_model
+from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, Role, Route, RunningRound, Slo, WorkerView
 from tests.ampd.policies import situations
