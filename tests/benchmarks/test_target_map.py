@@ -28,7 +28,7 @@ def test_a_cell_below_the_best_static_layout_stands_out() -> None:
     below, above = map_table(cells(0.92), "rounds"), map_table(cells(0.97), "rounds")
     assert below.count("**92.0 / 95.0 co-located**") == 25
     assert "**" not in above
-    summary = tables({WORKLOADS[0]: cells(0.92)})
+    summary = tables({WORKLOADS[0]: cells(0.92)})["summary"]
     assert "| +2.0 | +2.0 | 0 of 25 | -3.0 | -3.0 | 25 of 25 | -3.0 | -3.0 | 25 of 25 |" in summary
 
 
