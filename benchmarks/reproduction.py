@@ -2,9 +2,9 @@
 
     python -m benchmarks.reproduction [--data FILE.json] [--seeds 3] [--sessions 300]
 
-Prints the tables of benchmarks/results/reproduction.md. docs/reproduction.md draws the conclusions. Both readings of the
-paper's lengths (totals of a session, means of a round) are run. The layouts split the GPUs evenly: half prefill, half
-decode replicas of TP 4; co-located systems have the same replicas doing both phases.
+Prints the tables of benchmarks/results/reproduction.md, from which docs/reproduction.md draws its conclusions. Both
+readings of the paper's lengths (totals of a session, means of a round) are run. The layouts split the GPUs evenly: half
+prefill, half decode replicas of TP 4; co-located systems have the same replicas doing both phases.
 """
 
 from __future__ import annotations
