@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 
 from benchmarks import markdown_table
 from benchmarks.geometric import geometric_mean
@@ -104,16 +103,3 @@ def ratio_text(ratio: tuple[float, float, float] | None) -> str:
         return "-"
     mean, low, high = ratio
     return f"{mean:.2f}" if high == inf else f"{mean:.2f} ({low:.2f}..{high:.2f})"
-
-
-def put_between_markers(path: Path, name: str, text: str) -> None:
-    """Replace a marked part of a document."""
-    begin, end = _markers(name)
-    document = path.read_text(encoding="utf-8")
-    before, _, rest = document.partition(begin)
-    _, _, after = rest.partition(end)
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-
-
-def _markers(name: str) -> tuple[str, str]:
-    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"

@@ -11,7 +11,10 @@ from benchmarks.result_files import as_csv, file_name, read, write
 
 _ROOT = Path(__file__).parents[2]
 _RESULTS = sorted((_ROOT / "benchmarks/results").rglob("*.csv"))
-_PAGES = {page: (_ROOT / page).read_text("utf-8") for page in ("benchmarks/README.md", "docs/policies-benchmark.md")}
+_PAGES = {
+    page: (_ROOT / page).read_text("utf-8")
+    for page in ("benchmarks/README.md", "docs/policies-benchmark.md", "docs/reliability.md")
+}
 _SUMMARY = _ROOT / "benchmarks/results/policies/best-layouts-summary.csv"
 
 
