@@ -98,7 +98,9 @@ def _ablation(bench: Bench) -> dict[str, str]:
         shares = [relative(standings, bench.settings, our, criterion) for criterion in CRITERIA]
         rows.append([our.label, *("-" if share is None else f"{share:.2f}" for share in shares)])
     return {
-        "ablation": markdown_table.table(["", *(f"{title}, share of ours" for title in TITLES.values())], rows),
+        "ablation": markdown_table.table(
+            ["contestant", *(f"{title}, share of ours" for title in TITLES.values())], rows
+        ),
         "ablation by setting": _by_setting(bench, standings, partial(_share_of_ours, standings)),
     }
 
@@ -155,7 +157,7 @@ def _overload(bench: Bench, field: Sequence[Contestant]) -> str:
                         f"{fmean(point.attained for point in points):.1f}",
                     ]
                 )
-    head = ["setting", "", "load", "rounds attained", "sessions attained", "sessions in time"]
+    head = ["setting", "contestant", "load", "rounds attained", "sessions attained", "sessions in time"]
     return markdown_table.table([*head, "rounds completed /s", "of these on target /s"], rows)
 
 
@@ -175,7 +177,7 @@ def _conditions(name: str, bench: Bench, field: Sequence[Contestant]) -> dict[st
             rows.append(
                 [condition.name, each.label, *(f"{value:.2f}" if value else "-" for value in (*shares, versus))]
             )
-    heads = ["condition", "", *(f"{title}, share of the usual" for title in TITLES.values())]
+    heads = ["condition", "contestant", *(f"{title}, share of the usual" for title in TITLES.values())]
     found = {name: markdown_table.table([*heads, f"{TITLES[_CHOSEN_BY]}, share of ours"], rows)}
     for condition in conditions:
         standings = bench.standings(field, condition)

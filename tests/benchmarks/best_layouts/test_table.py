@@ -1,12 +1,16 @@
 """Tables of outcomes: ratios seed by seed, losses counted."""
 
+from pathlib import Path
+
 from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Engine, Entry, on
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Goodput, Outcome
 from benchmarks.best_layouts.table import tables
 from benchmarks.markdown_table import titled
 from benchmarks.policies.contestants import ALWAYS_REMOTE, COLOCATED, COLOCATED_OURS
 from benchmarks.policies.settings import Setting
+from benchmarks.result_files import file_name
 
+RESULTS = Path(__file__).parents[3] / "benchmarks/results/policies"
 TINY = Setting("llama-3.1-8b", "h100", "tau-bench-airline", "1xTP1", "1xTP1", 0.3, 0.02)
 
 
@@ -42,6 +46,11 @@ def test_a_win_and_a_loss_are_shown_with_the_layouts() -> None:
         f"| ours looking ahead, shared passes, rounds | 3.00 | 3.00 | 0 of 1 | 1.50 | 1.50 | 0 of 1 | {losses} |"
         in text
     )
+
+
+def test_the_project_has_a_file_of_each_table() -> None:
+    names = {file_name(f"best layouts {title}") for title in tables({TINY: [outcome(6.0, 4.0, 8.0)]})}
+    assert names == {path.name for path in RESULTS.glob("best-layouts-*.csv")}
 
 
 def test_seeds_make_intervals_and_a_rival_that_carries_nothing_makes_no_ratio() -> None:
