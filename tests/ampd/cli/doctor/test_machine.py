@@ -26,14 +26,19 @@ TWO = [H200, replace(H200, index=1)]
 
 
 @pytest.mark.parametrize(
-    ("usable", "tp", "verdict"),
-    [(2, 1, Verdict.OK), (2, 2, Verdict.OK), (1, 2, Verdict.WRONG), (0, 1, Verdict.WRONG)],
+    ("usable", "tp", "verdict", "fix"),
+    [
+        (2, 1, Verdict.OK, ""),
+        (2, 2, Verdict.OK, ""),
+        (1, 2, Verdict.WRONG, "use a smaller --tp"),
+        (0, 1, Verdict.WRONG, "install a driver"),
+    ],
 )
-def test_a_worker_needs_gpus_that_pytorch_can_use(usable: int, tp: int, verdict: Verdict) -> None:
+def test_a_worker_needs_gpus_that_pytorch_can_use(usable: int, tp: int, verdict: Verdict, fix: str) -> None:
     finding = judge_gpus(TWO, "13.0", usable, tp)
     assert finding.verdict is verdict
     assert finding.found.startswith(f"2 x NVIDIA H200, driver 580.95.05, PyTorch for CUDA 13.0 uses {usable}")
-    assert bool(finding.fix) is (verdict is not Verdict.OK)
+    assert (finding.fix.startswith(fix), bool(finding.fix)) == (True, bool(fix))
 
 
 def _interpreter(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -52,6 +57,7 @@ def test_pytorch_is_asked_for_its_gpus(tmp_path: Path, monkeypatch: pytest.Monke
         torch_gpus()
 
 
+@pytest.mark.slow
 def test_the_question_to_pytorch_is_one_that_it_answers() -> None:
     pytest.importorskip("torch")
     cuda, usable = torch_gpus()

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from ampd.cli.doctor.finding import Verdict, made
-from ampd.cli.doctor.model import ModelReading, judge_model, kv_pool, read_model
+from ampd.cli.doctor.model import ModelReading, check_performance_model, judge_model, kv_pool, read_model
 from ampd.cli.serve.devices import FoundGpu
 from ampd.errors import UserError
+from ampd.perf.presets import load_performance_model
 
 GB = 1_000_000_000
 QWEN = ModelReading("/models/qwen3-32b", "Qwen3ForCausalLM", "MHATokenToKVPool", int(65.5 * GB))
@@ -47,6 +48,15 @@ def test_a_folder_must_have_a_configuration_and_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "num_attention_heads": 8}))
     finding = judge_model(read_model(str(tmp_path), 1), 1, [], GB)
     assert (finding.verdict, "no weights" in finding.found) == (Verdict.WRONG, True)
+
+
+def test_times_of_kv_moves_are_needed(tmp_path: Path) -> None:
+    profile = load_performance_model("tiny-cpu").profile.model_dump(mode="json", by_alias=True)
+    profile["kv_transfers"] = [move for move in profile["kv_transfers"] if move["tp_target"] != 1]
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    assert check_performance_model("tiny-cpu", "tiny", 1).verdict is Verdict.OK
+    with pytest.raises(UserError, match="no KV transfer times for tp 1 -> 1; "):
+        check_performance_model(str(tmp_path / "profile.json"), "tiny", 1)
 
 
 @pytest.mark.parametrize(

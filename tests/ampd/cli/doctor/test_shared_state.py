@@ -24,14 +24,17 @@ def test_an_embedded_redis_is_read() -> None:
 
 def test_rights_as_in_the_manifests_are_enough() -> None:
     rights = "on >right resetkeys ~ampd:{ampd}:* resetchannels &ampd:{ampd}:* +@connection +@read +@write +publish"
-    user = f"--user ampd {rights} +subscribe +@scripting +time -@admin -@dangerous"
-    with TcpRedis(user.split()) as server:
+    users = f"--user ampd {rights} +subscribe +@scripting +time -@admin -@dangerous"
+    users += f" --user reader {rights} +subscribe +@scripting +time -@admin -@dangerous -set"
+    with TcpRedis(users.split()) as server:
         place = server.tcp_url.removeprefix("redis://")
         reading = read_state(f"redis://ampd:right@{place}", "ampd")
         assert (bool(reading.version), reading.policy) == (True, "")
         assert judge_state(reading).verdict is Verdict.OK
         with pytest.raises(UserError, match="ermission"):
             read_state(f"redis://ampd:right@{place}", "another")
+        with pytest.raises(UserError, match="'set'"):
+            read_state(f"redis://reader:right@{place}", "ampd")
         with pytest.raises(UserError) as wrong:
             read_state(f"redis://ampd:hunter2@{place}", "ampd")
     assert "hunter2" not in str(wrong.value)
