@@ -224,13 +224,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _NIXL,
     ),
     Variable(
-        ("UCX_LOG_FILE", "UCX_PROTO_INFO"),
-        "UCX",
-        "Where UCX logs, and whether it logs the protocol that it chose for each operation. `ampd doctor` sets them "
-        "while it measures.",
-        _NIXL,
-    ),
-    Variable(
         ("SGLANG_SANITIZE_NAN_LOGITS",),
         "SGLang",
         "`1`, set by SGLang workers unless it is set: logits that are infinite or NaN are replaced by finite ones. "
