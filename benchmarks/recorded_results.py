@@ -34,7 +34,9 @@ SIMULATIONS = {
     "toolbench": f"{_TOOLS} --perf qwen3-32b-h20 --prefill 1xTP4 --decode 1xTP4 --rate 8 --limit 300 --ttft 0.35"
     " --itl 0.04 --seed 5",
     "modes": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 6"
-    " --mode disaggregated,always-remote,colocated,continuum",
+    " --mode disaggregated,always-remote,colocated",
+    "continuum": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 6"
+    " --mode colocated --ordering continuum",
     "paper": f"{_TAU} {_SPLIT} --rate 5 --limit 150 --ttft 0.5 --itl 0.04 --seed 7"
     " --routing ampd,ampd(alpha=0.7,beta=0.5) --ordering ampd,ampd(window=8),fcfs --slicing whole",
     "delayed views": f"{_TAU} {_SPLIT} --rate 5 --limit 200 --ttft 0.5 --itl 0.04 --seed 8 --state-delay-s 0.05"

@@ -35,7 +35,7 @@ SIMULATIONS = {
     "overload": f"{TAU} --rate 12",
     "paper": f"{TAU} --rate 5 --routing ampd --ordering ampd --slicing whole",
     "coding-agents": f"coding-agents {SCENE} --rate 0.3 --limit 12",
-    "modes": f"{TAU} --rate 4 --mode disaggregated,always-remote,colocated,continuum",
+    "modes": f"{TAU} --rate 4 --mode disaggregated,always-remote,colocated",
     "delayed views": f"{TAU} --rate 5 --state-delay-s 0.05 --coordinators 3 --kv-read-s 0.004",
     "chunked prefill": f"coding-agents {SCENE} --rate 0.3 --limit 10 --chunk-tokens 512 --no-hand-over-pass",
     "pools": f"{TAU} --rate 8 --pools predictive,arrow --binding predictive",

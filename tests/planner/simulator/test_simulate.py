@@ -8,15 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from ampd_rivals.duetserve import DuetServe
+from ampd_rivals.dynaserve.routing import DynaServeRouting
+from ampd_rivals.dynaserve.slicing import DynaServeSlicing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampd.cli.main import main
 from ampd.policies.base import SlicingPolicy
 from ampd.policies.passes import joined_tokens
-from ampd.policies.rivals.duetserve import DuetServe
-from ampd.policies.rivals.dynaserve.routing import DynaServeRouting
-from ampd.policies.rivals.dynaserve.slicing import DynaServeSlicing
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
 from planner.simulator.cluster import Cluster, ReplicaGroup

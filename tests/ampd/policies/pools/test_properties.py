@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.policies.base import PoolsPolicy
+from ampd.policies.laps import LANES
 from ampd.policies.registry import POOLS, create
-from ampd.policies.rivals.laps import LANES
 from ampd.types import Parallelism, Role, WorkerView
 from tests.ampd.policies import situations
 from tests.ampd.policies.pools_lab import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 from ampd.policies.base import OrderingSituation, Pick
-from ampd.policies.ordering.least import first_of_least
+from ampd.policies.ordering.jct import first_of_least
 from ampd.policies.registry import Policy, register
 
 

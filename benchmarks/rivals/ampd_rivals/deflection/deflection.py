@@ -6,8 +6,8 @@ from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
 from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_local, estimate_remote, index_of_least, local
 from ampd.policies.registry import Policy, register
-from ampd.policies.rivals.deflection.chunks import chunked_s
 from ampd.types import Route, RouteDecision, RouteEstimate
+from ampd_rivals.deflection.chunks import chunked_s
 
 
 @register("routing", "deflection")

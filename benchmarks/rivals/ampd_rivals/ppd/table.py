@@ -12,8 +12,8 @@ from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
 from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local
 from ampd.policies.registry import Policy, register
-from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table
 from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate
+from ampd_rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table
 
 
 @register("routing", "table")
@@ -37,7 +37,7 @@ class TableRouting(Policy):
 
     Tables are made by `python -m benchmarks.routing_table`, for one trace, layout, performance model and pair of
     targets. The default is a small one, fitted on the shipped performance model `qwen3-32b-h20` with one prefill and
-    one decode replica. The file names the data of its fit: `ampd/policies/rivals/ppd/tables/default.json`.
+    one decode replica. The file names the data of its fit: `ppd/tables/default.json`.
 
     Limits: a table is only good for loads like the one it was fitted on. The load of the decode worker does not count.
     The rival's own table has the request rate as load, the true output length, a weighted sum of relative TTFT and TPOT

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ampd_rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import load_performance_model
 from ampd.policies.registry import create, create_named
-from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table
 from ampd.types import Parallelism, PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
 from benchmarks.routing_table.table_file import FittedOn, dump_table, with_routes, write_table
 from tests.ampd.policies import situations

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ampd_rivals.ppd.table_file import parse_table
 
 from ampd.errors import UserError
 from ampd.policies.registry import create, create_named
-from ampd.policies.rivals.ppd.table_file import parse_table
 
 from .table_lab import document
 

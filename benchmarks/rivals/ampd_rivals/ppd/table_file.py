@@ -18,7 +18,7 @@ from ampd.documents import first_problem, read_document
 from ampd.errors import UserError
 from ampd.types import Route
 
-DEFAULT_TABLE = Path(str(files("ampd.policies.rivals.ppd"))) / "tables" / "default.json"
+DEFAULT_TABLE = Path(str(files("ampd_rivals.ppd"))) / "tables" / "default.json"
 """The table that comes with the package."""
 
 Tokens = Annotated[int, Field(ge=0)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ampd.errors import UserError
 from ampd.perf.presets import analytic_model
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
+from ampd.policies.laps import batch_s
 from ampd.policies.registry import create
-from ampd.policies.rivals.laps import batch_s
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import OrderingSituation, Pick
-from ampd.policies.ordering.least import first_of_least
+from ampd.policies.ordering.jct import first_of_least
 from ampd.policies.registry import Policy, register
 
 

@@ -6,8 +6,8 @@ from ampd.policies.base import RoutingSituation
 from ampd.policies.capacity import able
 from ampd.policies.estimates import NO_PREFILL_WORKER, history_at, history_read_s, index_of_least, local
 from ampd.policies.registry import register
-from ampd.policies.rivals.taichi.chunks import ChunkSizes
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
+from ampd_rivals.taichi.chunks import ChunkSizes
 
 
 @register("routing", "taichi")

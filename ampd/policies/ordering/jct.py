@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
-from ampd.policies.base import OrderingSituation, Pick
-from ampd.policies.ordering.least import first_of_least
+from ampd.policies.base import OrderingSituation, Pick, Run
 from ampd.policies.registry import Policy, register
 
 
@@ -36,3 +37,9 @@ class JctOrdering(Policy):
     def pick(self, situation: OrderingSituation) -> Pick:
         ageing, now_s = self.ageing_tokens_per_s, situation.now_s
         return first_of_least([task.incr_tokens - ageing * (now_s - task.arrival_s) for task in situation.queue])
+
+
+def first_of_least(ranks: Sequence[float]) -> Run:
+    """The task of the least rank, the first to arrive of equal ones. All tasks before it count as postponed."""
+    index = ranks.index(min(ranks))
+    return Run(index, tuple(range(index)))

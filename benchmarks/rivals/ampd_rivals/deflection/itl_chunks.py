@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import Policy, register
-from ampd.policies.rivals.deflection.chunks import FLOOR_TOKENS, largest_chunk_tokens
+from ampd_rivals.deflection.chunks import FLOOR_TOKENS, largest_chunk_tokens
 
 
 @register("slicing", "itl-chunks")

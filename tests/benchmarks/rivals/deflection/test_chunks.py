@@ -3,11 +3,11 @@
 from math import inf
 
 import pytest
+from ampd_rivals.deflection.chunks import chunked_s, largest_chunk_tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.piecewise import load_performance_model
-from ampd.policies.rivals.deflection.chunks import chunked_s, largest_chunk_tokens
 from ampd.types import Parallelism
 from tests.ampd.policies.routing_lab import PLAIN, PlainModel, queue_of, round_of
 

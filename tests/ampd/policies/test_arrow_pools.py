@@ -3,10 +3,10 @@
 import random
 from dataclasses import replace
 
+from ampd.policies.arrow import Pool, pool_of
 from ampd.policies.base import RoleChange
 from ampd.policies.estimates import queued_s
 from ampd.policies.registry import create
-from ampd.policies.rivals.arrow import Pool, pool_of
 from ampd.types import Role, Window, WorkerView
 from tests.ampd.policies import situations
 from tests.ampd.policies.pools_lab import (

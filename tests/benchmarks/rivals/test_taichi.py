@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 
 import pytest
+from ampd_rivals.taichi.chunks import ChunkSizes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.policies.base import Compute, SlicingSituation
 from ampd.policies.registry import create, create_named
-from ampd.policies.rivals.taichi.chunks import ChunkSizes
 from ampd.types import Parallelism, QueueRest, Role, Route, RouteDecision, WorkerView
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import SimulationOptions

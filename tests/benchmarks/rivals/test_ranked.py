@@ -1,51 +1,20 @@
 """Orderings by one number per task: against hand-made queues, and against the definition in exact arithmetic."""
 
 import random
-from collections.abc import Sequence
 from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
 from ampd.perf.presets import analytic_model
-from ampd.policies.base import Pick, Run
+from ampd.policies.base import Run
 from ampd.policies.registry import create
-from ampd.types import Parallelism, PrefillTask, Slo
+from ampd.types import PrefillTask
 from tests.ampd.policies import situations
+from tests.ampd.policies.ordering.exact_times import MODEL, NOW_S, TP1, pick, task
 
-TP1 = Parallelism(1)
-NOW_S = 64.0
 RANKED = ("edf", "hrrn", "shortest-prefill-first", "jct")
-
-
-class LinearModel(PerformanceModel):
-    """One new token takes 1/1024 s, one of history 1/4096 s: times are exact."""
-
-    def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
-        return incr_tokens / 1024 + hist_tokens / 4096 if incr_tokens else 0.0
-
-    def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
-        raise NotImplementedError
-
-    def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
-        raise NotImplementedError
-
-    def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
-        raise NotImplementedError
-
-
-MODEL: PerformanceModel = LinearModel()
-
-
-def task(name: str, incr: int, waited_s: float = 0.0, hist: int = 0, ttft_s: float = 1.0) -> PrefillTask:
-    return PrefillTask(name, name, hist, incr, NOW_S - waited_s, Slo(ttft_s, 0.1))
-
-
-def pick(policy: str, queue: Sequence[PrefillTask], now_s: float = NOW_S, **parameters: object) -> Pick:
-    return situations.pick(create("ordering", policy, **parameters), queue, TP1, MODEL, now_s, random.Random(0))
-
 
 ticks = st.integers(0, 4096).map(lambda n: n / 1024)
 tasks = st.builds(task, st.just("t"), st.integers(0, 3000), ticks, st.integers(0, 3000), ticks)
@@ -132,60 +101,3 @@ def test_shortest_prefill_is_by_the_model_it_is_given() -> None:
     chosen = situations.pick(create("ordering", "shortest-prefill-first"), queue, TP1, model, NOW_S, random.Random(0))
     times = [model.prefill_s(queued.hist_tokens, queued.incr_tokens, TP1) for queued in queue]
     assert chosen.index == times.index(min(times)) == 2
-
-
-def test_jct_lets_a_long_task_grow_smaller() -> None:
-    queue = [task("long", 3000, 2.5), task("short", 400)]
-    assert pick("jct", queue) == Run(1, (0,))
-    assert pick("jct", [task("long", 3000, 2.7), queue[1]]) == Run(0)
-    assert pick("jct", queue, ageing_tokens_per_s=2000) == Run(0)
-    assert pick("jct", [task("long", 3000, 1e6), queue[1]], ageing_tokens_per_s=0) == Run(1, (0,))
-
-
-@settings(max_examples=25)
-@given(
-    st.lists(st.tuples(st.integers(1, 4000), st.integers(0, 900)), min_size=2, max_size=40),
-    st.sampled_from([250.0, 1000.0, 4000.0]),
-)
-def test_no_task_is_overtaken_by_those_that_come_later_than_its_age_bound(
-    arrivals: list[tuple[int, int]], ageing: float
-) -> None:
-    """One worker under jct, in virtual time: (tokens, milliseconds since the arrival before) of each task."""
-    coming: list[PrefillTask] = []
-    at_s = 0.0
-    for number, (tokens, gap_ms) in enumerate(arrivals):
-        at_s += gap_ms / 1000
-        coming.append(PrefillTask(str(number), str(number), 0, tokens, at_s, Slo(1, 1)))
-    policy = create("ordering", "jct", ageing_tokens_per_s=ageing)
-    now_s = 0.0
-    waiting: list[PrefillTask] = []
-    while coming or waiting:
-        now_s = max(now_s, coming[0].arrival_s) if not waiting else now_s
-        while coming and coming[0].arrival_s <= now_s:
-            waiting.append(coming.pop(0))
-        chosen = situations.pick(policy, waiting, TP1, MODEL, now_s, random.Random(0))
-        runs = waiting[chosen.index]
-        for position in chosen.postponed:
-            late = waiting[position]
-            assert runs.arrival_s - late.arrival_s <= late.incr_tokens / ageing + 1e-9
-        del waiting[chosen.index]
-        now_s += MODEL.prefill_s(0, runs.incr_tokens, TP1)
-
-
-def test_without_ageing_a_long_task_starves() -> None:
-    """The bound above is the ageing's, not the queue's: a stream of short tasks holds a long one back for ever."""
-
-    def runs_at(ageing: float) -> int | None:
-        policy = create("ordering", "jct", ageing_tokens_per_s=ageing)
-        waiting = [PrefillTask("long", "long", 0, 4000, 0.0, Slo(1, 1))]
-        for turn in range(200):
-            now_s = 0.1 * turn
-            waiting.append(PrefillTask(str(turn), str(turn), 0, 100, now_s, Slo(1, 1)))
-            chosen = situations.pick(policy, waiting, TP1, MODEL, now_s, random.Random(0))
-            if waiting[chosen.index].task_id == "long":
-                return turn
-            del waiting[chosen.index]
-        return None
-
-    assert runs_at(0.0) is None
-    assert runs_at(1000.0) == 39  # (4000 - 100) / 1000 = 3.9 s

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ampd.policies.base import Compute, Slice, SlicingSituation
 from ampd.policies.registry import register
-from ampd.policies.rivals.taichi.chunks import ChunkSizes
+from ampd_rivals.taichi.chunks import ChunkSizes
 
 
 @register("slicing", "taichi")
