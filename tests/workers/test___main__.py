@@ -10,10 +10,10 @@ import pytest
 
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.errors import UserError
-from ampd.fork_server import ForkServer
 from ampd.perf.piecewise import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
+from tests.harness.fork_server import ForkServer
 from workers.__main__ import main
 from workers.engines import create_engine
 from workers.settings import WorkerSettings

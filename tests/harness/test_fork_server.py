@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.fork_server import LOST_EXIT_CODE, ForkedProcess, ForkServer, ForkServerError
+from tests.harness.fork_server import LOST_EXIT_CODE, ForkedProcess, ForkServer, ForkServerError
 from tests.harness.process_ends import alive, wait_for
 
 pytestmark = pytest.mark.slow
@@ -167,7 +167,7 @@ def test_everything_ends_with_a_client_that_is_killed(lab: Lab) -> None:
     client = f"""
 import os, sys, time
 from pathlib import Path
-from ampd.fork_server import ForkServer
+from tests.harness.fork_server import ForkServer
 server = ForkServer((), dict(os.environ), grace_s=0.0)
 process = server.start([sys.executable, "-m", "job"], dict(os.environ), Path({str(lab.folder / "job.log")!r}))
 print(server.pid, process.pid, flush=True)

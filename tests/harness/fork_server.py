@@ -29,6 +29,7 @@ from typing import IO, Any
 from ampd.child_process import end_with_parent, tied_to_parent
 from ampd.errors import one_line_of
 from ampd.process_exit import exit_now
+from workers.engines.engine_forks import surplus_threads
 
 _HEADER_BYTES = 8
 _MOST_BYTES = 64 << 20
@@ -103,7 +104,7 @@ class ForkServer:
         grace_s: float = 0.0,
     ) -> None:
         ours, theirs = socket.socketpair()
-        argv = [sys.executable, "-u", "-m", "ampd.fork_server", str(theirs.fileno()), str(grace_s), *modules]
+        argv = [sys.executable, "-u", "-m", "tests.harness.fork_server", str(theirs.fileno()), str(grace_s), *modules]
         with theirs:
             self._process = subprocess.Popen(
                 tied_to_parent(argv),
@@ -195,24 +196,6 @@ class ForkServer:
         if error:
             raise ForkServerError(f"the fork server cannot serve: {error}")
         self._is_ready = True
-
-
-def surplus_threads() -> int:
-    """Number of threads beside this one that a fork would break; 0: this process can be forked safely.
-
-    OpenBLAS starts threads when it is imported, ends them before each fork and starts them again when it needs them. So
-    threads count after a first fork.
-    """
-    if _threads() > 1:
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
-    return _threads() - 1
-
-
-def _threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
