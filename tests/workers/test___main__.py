@@ -93,6 +93,7 @@ def test_a_start_that_cannot_be_says_so_in_one_line(
         (["--engine", "sglang", "--model", "{empty}/none"], "--model: no folder at"),
         (["--engine", "sglang", "--model", "{no_weights}"], "has no weights"),
         (["--engine", "sglang", "--model", "{model}", "--tp", "8"], "--tp 8 does not fit the model's"),
+        (["--engine", "sglang", "--model", "{model}", "--tp", "2", "--device", "cpu"], "--tp 2 needs GPUs"),
     ],
 )
 def test_the_model_and_the_degree_come_before_discovery_and_redis(
