@@ -16,7 +16,7 @@ from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Role, RouteDecision, WorkerView
 
 SHORT, LONG = LANES = ("short", "long")
-"""The lanes of prefill workers: for rounds with few new tokens, and for the others."""
+"""The lanes of prefill workers: for rounds with few new tokens, and for the others. A worker's label names its lane."""
 
 _LENGTHS = (8, 256)
 _BATCHES = (1, 64)
@@ -127,7 +127,7 @@ def _is_before(queue: Sequence[PrefillTask], first: int, other: int) -> bool:
 class LapsRouting(Policy):
     """Prefill every round on a prefill worker of the lane for its length. Goes with `--pools laps`.
 
-    Reads: lane, queue, held prefix and longest context of every prefill worker; prefill and transfer times of the
+    Reads: label, queue, held prefix and longest context of every prefill worker; prefill and transfer times of the
     performance model.
 
     Rule: a round with at most `boundary_tokens` new tokens is short. Of the prefill workers of its lane the one with
@@ -147,7 +147,7 @@ class LapsRouting(Policy):
     def route(self, situation: RoutingSituation) -> RouteDecision:
         task, prefill = situation.task, situation.prefill
         reason = SHORT if task.incr_tokens <= self.boundary_tokens else LONG
-        workers = able(task, [worker for worker in prefill if worker.lane == reason])
+        workers = able(task, [worker for worker in prefill if worker.label == reason])
         if not workers:
             reason, workers = "no-lane", able(task, prefill)
         if not workers:
@@ -160,7 +160,7 @@ class LapsPools(Policy):
     """Divide the prefill workers into a lane for short and one for long prefills, and move one worker at a time to the
     lane under pressure. Goes with `--routing laps`.
 
-    Reads: queue, windowed TTFT and lane of every prefill worker; prefill times of the performance model; the TTFT
+    Reads: queue, windowed TTFT and label of every prefill worker; prefill times of the performance model; the TTFT
     target.
 
     Rule: prefill workers without a lane get the smaller one, the short lane first (`joined`). Then, at most once in
@@ -183,8 +183,8 @@ class LapsPools(Policy):
         prefill = [worker for worker in situation.workers if worker.role is Role.PREFILL]
         if len(prefill) < len(LANES):
             return ()
-        lanes = {lane: [worker for worker in prefill if worker.lane == lane] for lane in LANES}
-        joining = [worker for worker in prefill if worker.lane not in LANES]
+        lanes = {lane: [worker for worker in prefill if worker.label == lane] for lane in LANES}
+        joining = [worker for worker in prefill if worker.label not in LANES]
         if joining:
             return _joined(joining, {lane: len(members) for lane, members in lanes.items()})
         if situation.changed_within(self.cooldown_s):

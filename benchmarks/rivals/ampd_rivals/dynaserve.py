@@ -1,9 +1,12 @@
-"""DynaServe's local scheduling: passes of prefill and decode that keep the ITL target."""
+"""DynaServe (arXiv 2504.09285): passes of prefill and decode that keep the ITL target.
+
+Its split of a request between two workers is left out: no worker here computes a part of a prompt for another one.
+"""
 
 from __future__ import annotations
 
 from ampd.policies.base import Compute, Slice, SlicingSituation
-from ampd.policies.passes import mixed_pass_keeps_itl
+from ampd.policies.passes import mixed_pass_s
 from ampd.policies.registry import Policy, register
 
 _LEAST_TOKENS = 16
@@ -27,16 +30,22 @@ class DynaServeSlicing(Policy):
     Limits: only the simulated engine mixes. In a live graph the batch pauses for the tokens instead. One prefill is in
     a pass at a time.
 
-    Example: `--slicing dynaserve`, with `--routing dynaserve`
+    Example: `--slicing dynaserve`
     """
 
     def slice(self, situation: SlicingSituation) -> Slice:
         task = situation.task
         if not situation.running:
             return Compute(task.incr_tokens)
-        keeps = mixed_pass_keeps_itl(situation)
+        context_tokens = sum(round_.context_tokens for round_ in situation.running)
+        target_s = min(round_.itl_slo_s for round_ in situation.running)
+
+        def keeps(tokens: int) -> bool:
+            parts, batch = [(task.hist_tokens, tokens)], len(situation.running)
+            return mixed_pass_s(situation.model, parts, batch, context_tokens, situation.parallelism) <= target_s
+
         if keeps(task.incr_tokens):
-            return Compute(task.incr_tokens, decode_share=0.0)
+            return Compute(task.incr_tokens, mixes=True)
         fits, exceeds = 0, task.incr_tokens
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
@@ -44,4 +53,4 @@ class DynaServeSlicing(Policy):
                 fits = middle
             else:
                 exceeds = middle
-        return Compute(min(max(fits, _LEAST_TOKENS), task.incr_tokens), decode_share=0.0)
+        return Compute(min(max(fits, _LEAST_TOKENS), task.incr_tokens), mixes=True)

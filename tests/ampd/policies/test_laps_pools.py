@@ -15,7 +15,7 @@ def laps(*workers: WorkerView, since_s: float = NEVER) -> list[RoleChange]:
 
 
 def joined(changes: list[RoleChange]) -> list[tuple[str, str]]:
-    return [(change.worker_id, change.lane) for change in changes]
+    return [(change.worker_id, change.label) for change in changes]
 
 
 def test_workers_without_a_lane_get_the_smaller_one_at_once() -> None:

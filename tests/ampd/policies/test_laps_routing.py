@@ -15,7 +15,7 @@ DECODE = WorkerView("d", Role.DECODE, TP4)
 
 def worker(name: str, lane: str, *queue: int, context_tokens: int = 0) -> WorkerView:
     tasks = tuple(PrefillTask(f"{name}{index}", "x", 0, tokens, 0.0, SLO) for index, tokens in enumerate(queue))
-    return WorkerView(name, Role.PREFILL, TP4, tasks, max_context_tokens=context_tokens, lane=lane)
+    return WorkerView(name, Role.PREFILL, TP4, tasks, max_context_tokens=context_tokens, label=lane)
 
 
 def route(incr_tokens: int, *workers: WorkerView, boundary_tokens: int = 256) -> RouteDecision:
@@ -39,7 +39,7 @@ def test_a_round_goes_to_the_least_queued_work_of_the_lane_for_its_new_tokens(
     decision = route(tokens, *LANES)
     assert (decision.route, decision.worker_id, decision.reason) == (Route.REMOTE, chosen, lane)
     assert [estimate.worker_id for estimate in decision.estimates] == [
-        lane_worker.worker_id for lane_worker in LANES if lane_worker.lane == lane
+        lane_worker.worker_id for lane_worker in LANES if lane_worker.label == lane
     ]
 
 

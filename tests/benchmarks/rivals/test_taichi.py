@@ -130,7 +130,7 @@ def test_chunks_are_cut_by_the_role(role: Role, tokens: int) -> None:
 
 def test_a_chunk_may_share_its_pass_with_a_step() -> None:
     policy = create_named("slicing", "taichi(decode_heavy_tokens=96, mixes=true)")
-    assert situations.slice(policy, round_of(100, 400), [], Parallelism(), PLAIN, 0.0) == Compute(96, decode_share=0.0)
+    assert situations.slice(policy, round_of(100, 400), [], Parallelism(), PLAIN, 0.0) == Compute(96, mixes=True)
 
 
 def test_a_cluster_of_both_kinds_serves_all_rounds_and_cuts_by_the_role_of_the_time() -> None:

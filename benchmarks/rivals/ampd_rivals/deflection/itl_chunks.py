@@ -39,4 +39,4 @@ class ItlChunks(Policy):
         step_s = model.decode_step_s(len(running), context_tokens, parallelism)
         room_s = min(round_.itl_slo_s for round_ in running) - step_s
         tokens = largest_chunk_tokens(task.hist_tokens, task.incr_tokens, room_s, parallelism, model)
-        return Compute(min(max(tokens, FLOOR_TOKENS), task.incr_tokens), decode_share=0.0 if self.mixes else None)
+        return Compute(min(max(tokens, FLOOR_TOKENS), task.incr_tokens), mixes=self.mixes)

@@ -33,4 +33,4 @@ class TaiChiSlicing(ChunkSizes):
 
     def slice(self, situation: SlicingSituation) -> Slice:
         tokens = min(self.chunk_tokens(situation.role), situation.task.incr_tokens)
-        return Compute(tokens, decode_share=0.0 if self.mixes else None)
+        return Compute(tokens, mixes=self.mixes)

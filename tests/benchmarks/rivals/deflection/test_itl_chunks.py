@@ -35,7 +35,7 @@ def test_alone_it_runs_whole() -> None:
 
 def test_a_slice_of_the_same_size_may_share_its_pass_with_the_step() -> None:
     mixing = create("slicing", "itl-chunks", mixes=True)
-    assert situations.slice(mixing, round_of(100, 400), running(5), TP4, PLAIN, 0.0) == Compute(20, decode_share=0.0)
+    assert situations.slice(mixing, round_of(100, 400), running(5), TP4, PLAIN, 0.0) == Compute(20, mixes=True)
 
 
 def test_a_late_batch_still_lets_the_floor_through_and_never_more_than_is_left() -> None:
