@@ -163,4 +163,4 @@ fresh:
 	tests/fresh_machine.sh $(SUITE) "$(RUN)"
 
 clean:
-	rm -rf $(OUT) build *.egg-info
+	rm -rf $(OUT) build *.egg-info benchmarks/rivals/build benchmarks/rivals/*.egg-info
