@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ampd_rivals.ppd.table_file import DEFAULT_TABLE, read_table
+
 from ampd.cli.doctor.model import judge_model, read_model
 from ampd.cli.profile.command import _read_points
 from ampd.errors import UserError
-from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE, read_table
 from ampd.tiny_model import tiny_model_path
 from ampd.tokenizer_digest import tokenizer_digest
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text

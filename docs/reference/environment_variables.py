@@ -249,13 +249,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         "[OpenMP](https://www.openmp.org/spec-html/5.0/openmpse50.html)",
     ),
     Variable(
-        ("SGLANG_CPU_OMP_THREADS_BIND",),
-        "SGLang",
-        "CPU cores of each rank of a worker without GPU, as in `0,1|2,3`. By default its cores are divided among the "
-        "ranks.",
-        "[SGLang](https://docs.sglang.io/platforms/cpu_server.html)",
-    ),
-    Variable(
         ("HF_HUB_OFFLINE", "HF_TOKEN"),
         "Hugging Face",
         "The first is `1` in every process that `ampd serve` or the manifests start, because models are folders and "
