@@ -1,4 +1,4 @@
-"""Signatures of the calls between the processes of a graph, so that only members of the graph can make them.
+"""Calls between the processes of a graph, and their signatures, so that only members of the graph can make them.
 
 A signature is an HMAC-SHA256 over the message, the endpoint, the worker that is called, the caller, the time and a
 number that is used once. It travels beside the message, in the metadata of Dynamo's context. Nothing is encrypted.
@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from array import array
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
@@ -39,6 +39,9 @@ LOOPBACK: Mapping[str, str] = {
 
 MAX_AGE_S = 120.0
 """How much the clocks of two machines may differ, time on the way included."""
+
+_BROKEN_CONNECTION = ("CannotConnect:", "Disconnected:")
+"""Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
 
 _MIN_CHARACTERS = 16
 _SIGNATURE = re.compile(r"1 ([A-Za-z0-9-]{1,64}) (\d{1,12}) ([0-9a-f]{32}) ([0-9a-f]{64})")
@@ -227,3 +230,28 @@ def _bytes_as_hex(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     raise TypeError(f"a message cannot hold {type(value).__name__}")
+
+
+async def call_worker(
+    client: Any, signer: Signer, endpoint: str, worker_id: str, request: Mapping[str, Any], context: Any
+) -> AsyncIterator[Any]:
+    """Start a call; returns the stream of its answers.
+
+    A network that forgets connections resets them while the worker lives. The second try makes a new connection,
+    because Dynamo has dropped the broken one.
+
+    Args:
+        client: Dynamo's client of the endpoint.
+    """
+
+    async def start() -> AsyncIterator[Any]:
+        signer.sign(context.metadata, endpoint, worker_id, request)
+        stream: AsyncIterator[Any] = await client.direct(request, int(worker_id, 16), annotated=False, context=context)
+        return stream
+
+    try:
+        return await start()
+    except Exception as error:
+        if not str(error).startswith(_BROKEN_CONNECTION):
+            raise
+    return await start()

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 
 from dynamo.runtime import Context
 
-from ampd.call_signatures import Signer
+from ampd.call_signatures import Signer, call_worker
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk
 from ampd.telemetry.tracing import TracedContext, context_for_call
@@ -28,9 +28,6 @@ from ampd.wire import (
 from router.round_errors import WorkerLostError, WorkerRefusedError
 
 _CALLER = "coordinator"
-
-_BROKEN_CONNECTION = ("CannotConnect:", "Disconnected:")
-"""Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
 
 
 class CallContext(TracedContext, Protocol):
@@ -101,25 +98,9 @@ class DynamoCalls:
         self, endpoint: str, worker_id: str, request: Mapping[str, Any], context: CallContext
     ) -> AsyncIterator[Chunk]:
         try:
-            return await self._send(endpoint, worker_id, request, context)
-        except Exception as error:
-            if not str(error).startswith(_BROKEN_CONNECTION):
-                raise worker_error(worker_id, error) from None
-        # A network that forgets connections resets them while the worker lives. The second try makes a new connection,
-        # because Dynamo has dropped the broken one.
-        try:
-            return await self._send(endpoint, worker_id, request, context)
+            return await call_worker(self._clients[endpoint], self._signer, endpoint, worker_id, request, context)
         except Exception as error:
             raise worker_error(worker_id, error) from None
-
-    async def _send(
-        self, endpoint: str, worker_id: str, request: Mapping[str, Any], context: CallContext
-    ) -> AsyncIterator[Chunk]:
-        self._signer.sign(context.metadata, endpoint, worker_id, request)
-        stream: AsyncIterator[Chunk] = await self._clients[endpoint].direct(
-            request, int(worker_id, 16), annotated=False, context=context
-        )
-        return stream
 
 
 def _sound(worker_id: str, reply: Any) -> KvReply:

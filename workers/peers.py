@@ -7,7 +7,7 @@ from typing import cast
 
 from dynamo.runtime import Client, Context
 
-from ampd.call_signatures import Signer
+from ampd.call_signatures import Signer, call_worker
 from ampd.errors import one_line_of
 from ampd.telemetry import tracing
 from ampd.wire import KV_ENDPOINT, KvReply, KvRequest
@@ -31,10 +31,9 @@ class DynamoPeers:
         """One call; raises `TimeoutError` or `ConnectionError`."""
         context = tracing.context_for_call(self._worker_id) or Context()
         request = {**request, "reader": self._worker_id}
-        self._signer.sign(context.metadata, KV_ENDPOINT, worker_id, request)
         try:
             async with asyncio.timeout(timeout_s):
-                replies = await self._client.direct(request, int(worker_id, 16), annotated=False, context=context)
+                replies = await call_worker(self._client, self._signer, KV_ENDPOINT, worker_id, request, context)
                 async for reply in replies:
                     if isinstance(reply, dict):
                         return cast(KvReply, reply)

@@ -54,7 +54,7 @@ def load_performance_model(name: str | Path | None) -> PiecewiseModel:
     if text in profile_names():
         return PiecewiseModel(read_profile(_profiles_folder() / f"{text}.json"), text)
     model, at, gpu_name = text.rpartition("@")
-    if at and not path.is_file():
+    if model and at and not path.is_file():
         return analytic_model(model, gpu_name)
     if not path.is_file():
         raise UserError(f"no performance model {text!r}; give {NAMES}; shipped are: {', '.join(profile_names())}")

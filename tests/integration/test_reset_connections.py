@@ -41,7 +41,7 @@ async def test_no_round_fails_if_connections_to_workers_or_coordinators_are_rese
 ) -> None:
     """With one worker of each role, where no other can stand in."""
     with empty_graph(tmp_path, redis_server.url, fork_server) as graph:
-        graph.environment.update(DYN_LOG="warn,router=info")
+        graph.environment.update(DYN_LOG="warn,router=info,workers=info", AMPD_LOG_ROUNDS="steps")
         coordinators = [graph.start_coordinator("always-remote") for _ in range(number)]
         graph.start_frontend(coordinators=number)
         fast = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.005)
@@ -55,3 +55,6 @@ async def test_no_round_fails_if_connections_to_workers_or_coordinators_are_rese
         for name in coordinators:
             assert "out of discovery" not in graph.log(name)
             assert "failed, going on locally" not in graph.log(name)
+        for name in graph.processes.values():
+            assert "KV read failed" not in graph.log(name)
+        assert any("KV read" in graph.log(name) for name in graph.processes.values())

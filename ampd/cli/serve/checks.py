@@ -46,7 +46,12 @@ def check_perf(settings: ServeSettings) -> None:
     degrees = {role: Parallelism(settings.degree(role)) for role in settings.workers()}
     prefill = [degree for role, degree in degrees.items() if role.takes_prefills]
     decode = [degree for role, degree in degrees.items() if role.owns_sessions]
-    load_performance_model(settings.perf).require(prefill or decode, decode)
+    try:
+        load_performance_model(settings.perf).require(prefill or decode, decode)
+    except UserError as error:
+        raise UserError(
+            f"--perf {settings.perf}: {error}; give each worker other degrees (--tp), or another --perf"
+        ) from None
 
 
 def check_secret(settings: ServeSettings) -> None:

@@ -33,8 +33,9 @@ def default_perf(model: str) -> str:
     if known is None:
         raise UserError(
             f"--perf: the times of {folder.name} cannot be derived, because this machine has "
-            f"{' and '.join(names) or 'no GPU'}, and not GPUs of one known kind ({', '.join(GPUS)}); name model and "
-            f"GPU, as in --perf {folder}@h200 or --perf qwen3-32b@h20, or give --perf FILE, which `ampd profile` writes"
+            f"{' and '.join(names) or 'no GPU that nvidia-smi lists'}; one kind of {', '.join(GPUS)} is needed; "
+            f"name model and GPU, as in --perf {folder}@h200 or --perf qwen3-32b@h20, or give --perf FILE, which `ampd "
+            "profile` writes"
         )
     perf = f"{folder}@{known}"
     try:
