@@ -15,7 +15,7 @@ IMPORTS = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
     "sglang.srt.models.registry",
-    "workers.kv.rank_process.linker",
+    "workers.kv.ranks.linker",
 )
 """What SGLang's processes import. The registry imports all models, as a scheduler does."""
 

@@ -15,7 +15,7 @@ from ampd.model_folder import check_model_folder
 from ampd.perf.memory import MEMORY_SHARE
 from ampd.tiny_model import tiny_model_path
 from workers.engines.sglang_limits import check_degree
-from workers.kv.tried import TRIED_DEGREES
+from workers.kv.geometry import TRIED_DEGREES
 
 PROG = "ampd doctor"
 _GB = 1e9

@@ -19,8 +19,8 @@ import numpy as np
 
 from ampd.child_process import tied_to_parent
 from ampd.cli.doctor.raw_read import BLOCK_BYTES, RawTransport
+from workers.kv.peer_reads import Remote
 from workers.kv.store_memory import StoreMemory
-from workers.kv.worker_process.nixl_transport import Remote
 
 SIZE_BYTES = 64 * BLOCK_BYTES
 _REPEATS = 9

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
-from workers.kv.worker_process.nixl_transport import NixlTransport, Remote, blocks_at
+from workers.kv.nixl_transport import NixlTransport, blocks_at
+from workers.kv.peer_reads import Remote
 
 BLOCK_BYTES = 1 << 20
 

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, protects_nothing, run, tokens
 from workers.engines.base import EngineError, EngineLostError, EngineRequest
 from workers.engines.modelled import ModelledEngine
-from workers.kv.modelled.modelled_device import ModelledDevice
+from workers.kv.modelled import ModelledDevice
 
 PAGE = 16
 
@@ -253,7 +253,7 @@ async def test_released_sessions_are_gone(lab: Lab, engine: ModelledEngine) -> N
     assert lab.held["D"]["s"] == 0
     assert engine.kv.session_tokens == engine.load().kv_used_tokens == 0
     assert protects_nothing(engine)
-    assert engine.kv.directory.match(page_keys(prompt_of(160), PAGE, tenant="")) == 0
+    assert engine.kv.store.directory.match(page_keys(prompt_of(160), PAGE, tenant="")) == 0
 
 
 async def test_least_recently_used_sessions_make_room(lab: Lab) -> None:
