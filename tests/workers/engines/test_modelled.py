@@ -238,11 +238,10 @@ async def test_a_read_that_fails_means_recompute(lab: Lab) -> None:
         prompt = prompt_of(160)
         await run(decode, prompt, 4)
         gone = await fetch(prefill, "p1", prompt, "nobody")
-        assert (gone.tokens, gone.error) == (0, "worker nobody cannot be reached")
+        assert (gone.tokens, gone.error) == (0, "ConnectionError: worker nobody cannot be reached")
         slow = await fetch(prefill, "p2", prompt, "D", timeout_s=0.02)
         assert slow.tokens == 0
-        assert slow.error is not None
-        assert "timed out" in slow.error
+        assert slow.error == "no KV from D within 0.02 s"
         assert (await run(prefill, prompt, 1, rid="p2"))[-1].cached_tokens == 0
 
 
