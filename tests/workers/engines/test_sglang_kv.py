@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial, partialmethod
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
