@@ -92,6 +92,7 @@ async def test_offers_are_copied_and_completed_in_their_order() -> None:
         for _, message in side.of(Written):
             digests[message.number].add(message.digest)
         assert all(len(found) == 1 and b"" not in found for found in digests.values())
+        assert digests[0] != digests[2]
 
 
 async def test_a_rank_that_has_not_been_offered_yet_waits_for_its_own_offer() -> None:
