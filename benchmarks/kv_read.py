@@ -22,7 +22,9 @@ import os
 import pickle
 import statistics
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from socket import socket, socketpair
 from typing import Any
 from uuid import uuid4
@@ -31,13 +33,13 @@ import numpy as np
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
-from ampd.cli.doctor.raw_read import RawTransport
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.workers.kv.store.store_lab import forget_all
 from workers.kv.engine_store import EngineStore
 from workers.kv.exchange import KvExchange
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section
+from workers.kv.nixl_transport import NixlTransport, blocks_at
 from workers.kv.peer_reads import Remote, decode_descriptor
 from workers.kv.ranks.link import Offered, RankLink
 from workers.kv.store_memory import StoreMemory
@@ -49,6 +51,7 @@ ORDERS = ("contiguous", "scattered")
 DEGREES = ((1, 1), (2, 4))
 """TP of the source and of the reader."""
 TIMEOUT_S = 60.0
+BLOCK_BYTES = 1 << 20
 
 
 def geometry_of(arguments: argparse.Namespace) -> KvGeometry:
@@ -62,6 +65,42 @@ def context(order: str, pages: int) -> list[int]:
     """Tokens of a context; the last one is never read."""
     first = (*ORDERS, "other").index(order)
     return [first, *(token % 1000 for token in range(1, pages * PAGE + 1))]
+
+
+class RawTransport(NixlTransport):
+    """The real transport, which can also read alone: without page keys, leases and records."""
+
+    def raw(self, remote: Remote, size_bytes: int) -> float:
+        """Seconds of one READ of the first bytes of both stores, in large blocks, polled without a pause.
+
+        Raises:
+            ConnectionError: the read failed.
+        """
+        done: Future[float] = Future()
+
+        def read() -> None:
+            try:
+                done.set_result(self._raw(remote, size_bytes))
+            except Exception as error:
+                done.set_exception(error)
+
+        self._jobs.put(read)
+        return done.result()
+
+    def _raw(self, remote: Remote, size_bytes: int) -> float:
+        blocks = [(at, min(BLOCK_BYTES, size_bytes - at)) for at in range(0, size_bytes, BLOCK_BYTES)]
+        theirs = self._agent.get_xfer_descs(blocks_at(remote.address, blocks), "DRAM")
+        ours = self._agent.get_xfer_descs(blocks_at(self._address, blocks), "DRAM")
+        handle = self._agent.initialize_xfer("READ", ours, theirs, self._remote_agent(remote))
+        started_s = time.perf_counter()
+        state = self._agent.transfer(handle)
+        while state == "PROC":
+            state = self._agent.check_xfer_state(handle)
+        seconds = time.perf_counter() - started_s
+        handle.release()
+        if state != "DONE":
+            raise ConnectionError(f"NIXL ended a read with {state}")
+        return seconds
 
 
 class NoWriter:

@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +39,7 @@ from uuid import uuid4
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
 from ampd.tiny_model import TinyModel, make_tiny_model
+from tests.harness.forked_engines import forked_engines
 from tests.workers.kv.store.store_lab import forget_all, session_ids
 from workers.engines import sglang_request
 from workers.engines.base import EngineOutput, EngineRequest
@@ -284,7 +285,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=60, help="pairs of decodes")
     parser.add_argument("--tp", type=int, default=1, help="ranks of the engine")
     arguments = parser.parse_args()
-    results = asyncio.run(run(arguments))
+    with forked_engines() if arguments.tp > 1 else nullcontext():
+        results = asyncio.run(run(arguments))
     if arguments.json:
         print(json.dumps({"results": results}))
     else:

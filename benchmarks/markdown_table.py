@@ -1,8 +1,8 @@
-"""Tables as the pages have them, so that a new run can be pasted."""
+"""Tables in Markdown, as the commands print them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 
 def head(columns: Sequence[str]) -> str:
@@ -18,3 +18,8 @@ def row(cells: Iterable[object]) -> str:
 def table(columns: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     """A whole table."""
     return "\n".join([head(columns), *map(row, rows)])
+
+
+def titled(tables: Mapping[str, str]) -> str:
+    """Tables below each other, each behind its title."""
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in tables.items())

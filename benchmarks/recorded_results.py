@@ -34,7 +34,9 @@ SIMULATIONS = {
     "toolbench": f"{_TOOLS} --perf qwen3-32b-h20 --prefill 1xTP4 --decode 1xTP4 --rate 8 --limit 300 --ttft 0.35"
     " --itl 0.04 --seed 5",
     "modes": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 6"
-    " --mode disaggregated,always-remote,colocated,continuum",
+    " --mode disaggregated,always-remote,colocated",
+    "continuum": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 6"
+    " --mode colocated --ordering continuum",
     "paper": f"{_TAU} {_SPLIT} --rate 5 --limit 150 --ttft 0.5 --itl 0.04 --seed 7"
     " --routing ampd,ampd(alpha=0.7,beta=0.5) --ordering ampd,ampd(window=8),fcfs --slicing whole",
     "delayed views": f"{_TAU} {_SPLIT} --rate 5 --limit 200 --ttft 0.5 --itl 0.04 --seed 8 --state-delay-s 0.05"
@@ -61,10 +63,8 @@ SIMULATIONS = {
     "kv-router": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 20 --binding kv-router",
     "look-ahead": f"{_TAU} {_QWEN_H20} --prefill 1xTP2 --decode 2xTP2 --rate 6 --limit 100 --ttft 0.5 --itl 0.04"
     " --seed 21 --pools look-ahead",
-    "duetserve": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.03 --seed 22 --mode colocated"
-    " --ordering fcfs --slicing duetserve",
-    "dynaserve": f"{_TAU} {_QWEN_H20} --mixed 4xTP2 --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 23"
-    " --routing dynaserve --ordering fcfs --slicing dynaserve --binding kv-router",
+    "co-located mixed passes": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.03 --seed 22 --mode colocated"
+    " --ordering fcfs --slicing dynaserve",
     "taichi": f"{_TAU} {_QWEN_H20} --mixed 2xTP2 --decode 2xTP2 --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 16"
     " --routing taichi --ordering fcfs --slicing taichi --binding taichi",
 }

@@ -1,10 +1,10 @@
 """The AMPD paper's evaluation (arXiv 2602.14516) in our simulator: 3 models, 4 traces, 5 rates on H20, ablations.
 
-    python -m benchmarks.reproduction [--write docs/reproduction.md] [--data FILE.json] [--seeds 3] [--sessions 300]
+    python -m benchmarks.reproduction [--data FILE.json] [--seeds 3] [--sessions 300]
 
-Prints the tables as Markdown, or puts them between the markers of a document. Both readings of the paper's lengths
-(totals of a session, means of a round) are run. The layouts split the GPUs evenly: half prefill, half decode replicas
-of TP 4; co-located systems have the same replicas doing both phases.
+Prints the tables of benchmarks/results/reproduction.md, from which docs/reproduction.md draws its conclusions. Both
+readings of the paper's lengths (totals of a session, means of a round) are run. The layouts split the GPUs evenly: half
+prefill, half decode replicas of TP 4; co-located systems have the same replicas doing both phases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
 from benchmarks import markdown_table
-from benchmarks.policies.report import put_between_markers
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
@@ -131,17 +130,12 @@ def main() -> int:
     if options.data:
         rows = [asdict(case) | asdict(outcome) for case, outcome in study.outcomes.items()]
         options.data.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    text = "\n\n".join(tables(study))
-    if options.write:
-        put_between_markers(options.write, "tables", text)
-    else:
-        print(text)
+    print("\n\n".join(tables(study)))
     return 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", type=Path, help="document whose marked part is replaced by the tables")
     parser.add_argument("--data", type=Path, help="JSON file for all outcomes")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--sessions", type=int, default=300, help="sessions per simulation")
@@ -214,14 +208,14 @@ def cluster_of(model: PiecewiseModel, trace: str, system: System) -> Cluster:
 def tables(study: Study) -> Iterator[str]:
     """The Markdown of all tables."""
     for lengths in Lengths:
-        yield f"### Attainment of rounds over the session rate, lengths {lengths}"
+        yield f"## Attainment of rounds over the session rate, lengths {lengths}"
         yield _attainment_table(study, lengths)
-        yield f"### AMPD against each rival, lengths {lengths}"
+        yield f"## AMPD against each rival, lengths {lengths}"
         yield _gain_table(study, lengths)
-    yield "### Ablation: Llama-3.1-70B, 2 sessions/s"
+    yield "## Ablation: Llama-3.1-70B, 2 sessions/s"
     yield _system_table(study, ABLATION)
     for title, systems in (("The window w", WINDOWS), ("alpha", ALPHAS), ("beta", BETAS)):
-        yield f"### {title}: Llama-3.1-70B, 2 sessions/s"
+        yield f"## {title}: Llama-3.1-70B, 2 sessions/s"
         yield _system_table(study, systems)
 
 

@@ -1,6 +1,6 @@
 """Attainment over a map of TTFT and ITL targets: ours from the even split, against every static layout of our parts.
 
-    python -m benchmarks.target_map --data map.jsonl --write docs/policies-benchmark.md \
+    python -m benchmarks.target_map --data map.jsonl --write benchmarks/results/policies \
         --picture docs/pictures/target-map.svg
 
 Each workload arrives at one fixed rate, near what the even split carries at the targets in the middle of the map. All
@@ -11,6 +11,7 @@ choose that layout before the load is known.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,17 +25,16 @@ from pydantic import Field
 from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
-from benchmarks import markdown_table
+from benchmarks import markdown_table, result_files
 from benchmarks.best_layouts.entries import Entry, splits
 from benchmarks.best_layouts.search import Searcher
 from benchmarks.policies.campaign import Ledger
 from benchmarks.policies.contest import Point
 from benchmarks.policies.contestants import COLOCATED_OURS, OURS_AHEAD, OURS_STATIC
-from benchmarks.policies.report import check_markers, put_between_markers
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.target_map"
-_MARKER = "target map"
+_RESULTS = "target map"
 TTFT_FACTORS = (0.5, 0.75, 1.0, 1.5, 3.0)
 ITL_FACTORS = (0.5, 0.75, 1.0, 1.5, 3.0)
 """Times the targets in the middle."""
@@ -76,7 +76,7 @@ class TargetMapSettings(Settings):
     data: Path | None = Field(None, description="JSON lines of simulations; what it has already is not made again.")
     static: bool = Field(False, description="Static layouts only: a table of how each does over the map.")
     again: str = Field("", description="Contestants whose simulations are made again, separated by semicolons.")
-    write: Path | None = Field(None, description="Document whose marked part is replaced; default: print the tables.")
+    write: Path | None = Field(None, description="Folder for the tables as CSV files; default: print them.")
     picture: Path | None = Field(None, description="SVG file for the map.")
 
 
@@ -153,18 +153,14 @@ def _targets(setting: Setting) -> str:
     return f"{setting.ttft_s:g} s, {1e3 * setting.itl_s:g} ms"
 
 
-def tables(maps: Maps) -> str:
-    """The summary, and a map of each workload and figure, in Markdown."""
-    parts = [summary_table(maps)]
+def tables(maps: Maps) -> dict[str, str]:
+    """The summary, and a map of each workload and figure (in %, ours / best static layout), in Markdown, by title."""
+    found = {"summary": summary_table(maps)}
     for workload, cells in maps.items():
         for figure in FIGURES:
-            parts += [f"{_title(workload)}, % of the {figure}: ours / best static layout", map_table(cells, figure)]
-    return "\n\n".join(parts)
-
-
-def _title(workload: Workload) -> str:
-    setting = workload.setting
-    return f"**{setting.name} {setting.gpu}, {workload.rate:g} sessions/s**"
+            setting = workload.setting
+            found[f"{setting.model} {setting.trace} {setting.gpu}, {figure}"] = map_table(cells, figure)
+    return found
 
 
 def summary_table(maps: Maps) -> str:
@@ -244,12 +240,11 @@ def run(argv: Sequence[str]) -> int:
     """Map all workloads.
 
     Raises:
-        UserError: wrong flags, a document without markers, a data file of something else.
+        UserError: wrong flags, a folder that does not exist, a data file of something else.
     """
     options = parse_settings(TargetMapSettings, argv, PROG)
-    check_writable(options.data, options.write, options.picture)
-    if options.write:
-        check_markers(options.write, [_MARKER])
+    check_writable(options.data, options.picture)
+    result_files.check_folder(options.write)
     workloads = [each for each in WORKLOADS if options.only in f"{each.setting.name} {each.setting.gpu}"]
     again = frozenset(label.strip() for label in options.again.split(";"))
     searcher = Searcher(Ledger(options.data, again), 1.0, _report)
@@ -260,9 +255,9 @@ def run(argv: Sequence[str]) -> int:
     if options.picture:
         draw(maps, options.picture)
     if options.write:
-        put_between_markers(options.write, _MARKER, tables(maps))
+        result_files.write(options.write, _RESULTS, tables(maps), shlex.join([*PROG.split(), *argv]))
     else:
-        print(tables(maps))
+        print(markdown_table.titled(tables(maps)))
     return 0
 
 

@@ -10,7 +10,6 @@ from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.ordering.fcfs import Fcfs
 from ampd.policies.pools.static import StaticPools
-from ampd.policies.rivals.continuum import ContinuumOrdering
 from ampd.policies.routing.always_local import AlwaysLocal
 from ampd.policies.routing.always_remote import AlwaysRemote
 from ampd.policies.slicing.whole import WholeSlicing
@@ -19,18 +18,12 @@ from ampd.policies.slicing.whole import WholeSlicing
 class Mode(StrEnum):
     """How the replicas are used. All modes but `disaggregated` are whole systems with policies of their own.
 
-    `colocated` takes an ordering and a slicing where they are named. The other systems fix theirs.
+    `colocated` takes an ordering and a slicing where they are named. `always-remote` fixes its own.
     """
 
     DISAGGREGATED = "disaggregated"
     ALWAYS_REMOTE = "always-remote"
     COLOCATED = "colocated"
-    CONTINUUM = "continuum"
-
-    @property
-    def is_colocated(self) -> bool:
-        """Whether every replica does both phases."""
-        return self in (Mode.COLOCATED, Mode.CONTINUUM)
 
     @property
     def named_kinds(self) -> frozenset[str]:
@@ -42,13 +35,11 @@ _NAMED_KINDS = {
     Mode.DISAGGREGATED: frozenset({"routing", "ordering", "slicing", "pools"}),
     Mode.ALWAYS_REMOTE: frozenset[str](),
     Mode.COLOCATED: frozenset({"ordering", "slicing"}),
-    Mode.CONTINUUM: frozenset[str](),
 }
 
 _SYSTEMS = {
     Mode.ALWAYS_REMOTE: (AlwaysRemote.policy_name, Fcfs.policy_name),
     Mode.COLOCATED: (AlwaysLocal.policy_name, Fcfs.policy_name),
-    Mode.CONTINUUM: (AlwaysLocal.policy_name, ContinuumOrdering.policy_name),
 }
 """Routing and ordering of the modes that are whole systems. They run prefills whole, in the roles of the start."""
 

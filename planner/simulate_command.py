@@ -60,11 +60,11 @@ class SimulateSettings(CaseSettings):
         "disaggregated",
         description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
         "colocated (every replica does both phases; fcfs and whole prefills, or the --ordering and --slicing that "
-        "are named), continuum (co-located, running sessions first).",
+        "are named).",
     )
     routing: str = Field(
         defaults.ROUTING,
-        description="Routing policies, comma-separated; threshold(tokens=4096) sets a parameter. "
+        description="Routing policies, comma-separated; ampd(alpha=0.8) sets a parameter. "
         "docs/policies.md lists the policies of all kinds.",
     )
     ordering: str = Field(defaults.ORDERING, description="Ordering policies, comma-separated.")
@@ -127,7 +127,7 @@ class Scene:
 
     def cluster_of(self, combination: Combination) -> Cluster:
         """The cluster as the mode of a combination uses it."""
-        return self.cluster.colocated() if combination.mode.is_colocated else self.cluster
+        return self.cluster.colocated() if combination.mode is Mode.COLOCATED else self.cluster
 
 
 def run(argv: Sequence[str]) -> int:

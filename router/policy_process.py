@@ -127,7 +127,7 @@ def why_outdated(question: PoolsSituation, workers: Sequence[WorkerView], now_s:
 
 
 def _roles(workers: Sequence[WorkerView]) -> dict[str, tuple[Role, str]]:
-    return {view.worker_id: (view.role, view.lane) for view in workers}
+    return {view.worker_id: (view.role, view.label) for view in workers}
 
 
 def _prepare(parent: int) -> None:

@@ -24,7 +24,7 @@ from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, rest
 from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
-from ampd.types import Role, WorkerView, in_same_pool, pool_name
+from ampd.types import Role, WorkerView
 from router.considered_roles import ConsideredRoles
 from router.load_recorder import LoadRecorder
 from router.policy_process import PolicyProcess, why_outdated
@@ -40,7 +40,7 @@ class _Assigned:
     """A role that its worker has not published yet."""
 
     role: Role
-    lane: str
+    label: str
     until_s: float
 
 
@@ -210,15 +210,15 @@ class PoolsKeeper:
 
     async def _assign(self, due: DueChange) -> bool:
         change, before = due.change, due.before
-        role = RoleAssigned(change.worker_id, change.role, change.lane, change.reason)
+        role = RoleAssigned(change.worker_id, change.role, change.label, change.reason)
         ttl_s = _ROLE_LEASES * self._lease_s
         if not await self._store.assign_role(self._holder, role, ttl_s):
             # The lease ran out meanwhile, and another may lead by now.
             self._follow()
             return False
         self.assignments[change.role, change.reason] += 1
-        self._assigned[change.worker_id] = _Assigned(change.role, change.lane, self._clock() + ttl_s)
-        log.info("worker %s: %s -> %s (%s)", change.worker_id, pool_name(before), pool_name(change), change.reason)
+        self._assigned[change.worker_id] = _Assigned(change.role, change.label, self._clock() + ttl_s)
+        log.info("worker %s: %s -> %s (%s)", change.worker_id, before.role, change.role, change.reason)
         return True
 
     def _as_assigned(self, now_s: float) -> tuple[WorkerView, ...]:
@@ -226,10 +226,10 @@ class PoolsKeeper:
         views = {view.worker_id: view for view in self._view.workers()}
         for worker_id, assigned in list(self._assigned.items()):
             view = views.get(worker_id)
-            if view is None or now_s >= assigned.until_s or in_same_pool(view, assigned):
+            if view is None or now_s >= assigned.until_s or (view.role, view.label) == (assigned.role, assigned.label):
                 del self._assigned[worker_id]
             else:
-                views[worker_id] = replace(view, role=assigned.role, lane=assigned.lane)
+                views[worker_id] = replace(view, role=assigned.role, label=assigned.label)
         return tuple(views.values())
 
     def _follow(self) -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import Scheduling
 
-from ampd.fork_server import ForkServer
+from tests.harness.fork_server import ForkServer
 from tests.harness.graph import PRELOADED, Graph, empty_graph
 from tests.harness.schedule import ByScope, slowest_first
 from tests.harness.tcp_redis import TcpRedis

@@ -12,27 +12,27 @@ from collections import Counter
 from collections.abc import Callable
 
 from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
-from ampd.types import Role, in_same_pool, pool_name
+from ampd.types import Role
 
 log = logging.getLogger(__name__)
 _RETRY_S = 1.0
 
 
 class WorkerRole:
-    """Role and lane of this worker, for its next view. `changes` counts the new roles that it took."""
+    """Role and label of this worker, for its next view. `changes` counts the new roles that it took."""
 
     def __init__(self, role: Role) -> None:
         self.changes: Counter[Role] = Counter()
         self.role = role
-        self.lane = ""
+        self.label = ""
 
     def adopt(self, assigned: RoleAssigned) -> bool:
-        """Take an assigned role. Returns True if role or lane changed."""
-        if in_same_pool(assigned, self):
+        """Take an assigned role. Returns True if role or label changed."""
+        if (assigned.role, assigned.label) == (self.role, self.label):
             return False
-        log.info("role: %s -> %s (%s)", pool_name(self), pool_name(assigned), assigned.reason)
+        log.info("role: %s -> %s (%s)", self.role, assigned.role, assigned.reason)
         self.changes[assigned.role] += assigned.role is not self.role
-        self.role, self.lane = assigned.role, assigned.lane
+        self.role, self.label = assigned.role, assigned.label
         return True
 
 

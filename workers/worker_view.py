@@ -69,7 +69,7 @@ class WorkerViewReader:
             store_capacity_tokens=info.store_capacity_tokens,
             kv_window=self._windows.kv.read(self._engine.kv.figures.evicted_tokens),
             max_context_tokens=info.max_context_tokens,
-            lane=self._role.lane,
+            label=self._role.label,
             fingerprint=info.fingerprint,
             tokenizer=info.tokenizer,
             shared_prefixes=self._engine.kv.shared_prefixes,

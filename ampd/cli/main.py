@@ -18,7 +18,7 @@ COMMANDS = {
     "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
     "top": ("ampd.cli.top.command", "watch a running graph: workers, queues, latencies, routes, sessions"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
-    "doctor": ("ampd.cli.doctor.command", "report whether this machine can run a graph, and how well"),
+    "doctor": ("ampd.cli.doctor.command", "report whether this machine can run a graph"),
     "session": ("ampd.cli.session.command", "list, show and end the sessions of a running graph"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""

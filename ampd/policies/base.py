@@ -160,13 +160,12 @@ class Compute:
     """Compute the next `tokens` of a prefill: at least 1, at most what is left.
 
     Attributes:
-        decode_share: how the decode batch makes its next step meanwhile. Above 0: on this share of the GPU, beside the
-            prefill. 0: in the pass of the prefill. None: as `SlicingPolicy.shares_passes` says. Only the simulated
-            engine reads it, for one slice at a time.
+        mixes: the pass is also a step of the decode batch. Otherwise it is as `SlicingPolicy.shares_passes` says. Only
+            the simulated engine reads it.
     """
 
     tokens: int
-    decode_share: float | None = None
+    mixes: bool = False
 
 
 Slice = Compute | Wait
@@ -204,12 +203,12 @@ class SlicingPolicy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """A worker that gets another role, or another lane of its role's pool. `reason`: a short stable word."""
+    """A worker that gets another role or label. `reason`: a short stable word."""
 
     worker_id: str
     role: Role
     reason: str
-    lane: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)

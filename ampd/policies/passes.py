@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import SlicingSituation
 from ampd.types import Parallelism, PrefillTask
 
 
@@ -37,19 +36,6 @@ def mixed_pass_s(
     seconds = model.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism)
     seconds += model.decode_step_s(batch, context_tokens, parallelism)
     return seconds - model.decode_step_s(batch, 0, parallelism)
-
-
-def mixed_pass_keeps_itl(situation: SlicingSituation) -> Callable[[int], bool]:
-    """Tells whether the next so many tokens, in one pass with the batch's step, keep its strictest ITL target."""
-    hist_tokens, running = situation.task.hist_tokens, situation.running
-    context_tokens = sum(round_.context_tokens for round_ in running)
-    target_s = min(round_.itl_slo_s for round_ in running)
-
-    def keeps(tokens: int) -> bool:
-        parts = [(hist_tokens, tokens)]
-        return mixed_pass_s(situation.model, parts, len(running), context_tokens, situation.parallelism) <= target_s
-
-    return keeps
 
 
 def tokens_within(

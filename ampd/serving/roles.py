@@ -10,7 +10,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OtherPolicies, PoolsPolicy, PoolsSituation, RoleChange
 from ampd.policies.estimates import index_of_least, queued_s
 from ampd.recent_load import Load
-from ampd.types import Role, Slo, WorkerView, in_same_pool
+from ampd.types import Role, Slo, WorkerView
 
 POOLS_INTERVAL_S = 0.5
 """Time between two questions to the pools policy, where no other is set."""
@@ -112,7 +112,7 @@ class RoleReview:
 def due_changes(workers: Sequence[WorkerView], wanted: Sequence[RoleChange]) -> DueChanges:
     """The changes that are made of those that a policy wants.
 
-    A change to the role and lane that a worker already has is no change. An unknown worker is skipped. The last
+    A change to the role and label that a worker already has is no change. An unknown worker is skipped. The last
     worker that owns sessions does not become a prefill worker, because no session could begin then.
     """
     current = {view.worker_id: view for view in workers}
@@ -120,11 +120,11 @@ def due_changes(workers: Sequence[WorkerView], wanted: Sequence[RoleChange]) -> 
     kept: list[DueChange] = []
     for change in wanted:
         before = current.get(change.worker_id)
-        if before is None or in_same_pool(before, change):
+        if before is None or (before.role, before.label) == (change.role, change.label):
             continue
         if _leaves_an_owner(current, change):
             changes.append(DueChange(change, before))
-            current[change.worker_id] = replace(before, role=change.role, lane=change.lane)
+            current[change.worker_id] = replace(before, role=change.role, label=change.label)
         else:
             kept.append(DueChange(change, before))
     return DueChanges(changes, kept)

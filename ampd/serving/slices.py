@@ -21,18 +21,18 @@ from ampd.types import Parallelism, PrefillTask, Role, RunningRound
 class ComputeTo:
     """Compute the first `end_tokens` of the prompt without output, then give the slot back.
 
-    `decode_share`: as in `Compute`.
+    `mixes`: as in `Compute`.
     """
 
     end_tokens: int
-    decode_share: float | None = None
+    mixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Compute all that is left. `decode_share`: as in `Compute`."""
+    """Compute all that is left. `mixes`: as in `Compute`."""
 
-    decode_share: float | None = None
+    mixes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +101,12 @@ class Slices:
         if isinstance(chosen, Wait):
             # A shorter wait could leave the time where it is, and the policy would be asked for ever.
             return Wait(max(chosen.wait_s, SHORTEST_WAIT_S)) if running else _REST
-        share = chosen.decode_share
         if len(tasks) > 1 or chosen.tokens >= task.incr_tokens:
-            return Rest(share)
+            return Rest(chosen.mixes)
         page = self._page_tokens
         end_tokens = max((task.hist_tokens + chosen.tokens) // page, task.hist_tokens // page + 1) * page
-        return Rest(share) if end_tokens >= task.context_tokens else ComputeTo(end_tokens, share)
+        is_rest = end_tokens >= task.context_tokens
+        return Rest(chosen.mixes) if is_rest else ComputeTo(end_tokens, chosen.mixes)
 
 
 def with_held(task: PrefillTask, held_tokens: int, page_tokens: int) -> PrefillTask:

@@ -123,7 +123,7 @@ def encode_event(event: StateEvent, now_s: float) -> str:
 
 def encode_role(role: RoleAssigned) -> str:
     """An assigned role, as record and as event."""
-    return _dump(["role", role.worker_id, role.role.value, role.lane, role.reason])
+    return _dump(["role", role.worker_id, role.role.value, role.label, role.reason])
 
 
 def decode_role(record: str | bytes) -> RoleAssigned:
@@ -167,8 +167,8 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
 
 
 def _role(fields: list[Any]) -> RoleAssigned:
-    _, worker_id, role, lane, reason = fields
-    return RoleAssigned(str(worker_id), Role(role), str(lane), str(reason))
+    _, worker_id, role, label, reason = fields
+    return RoleAssigned(str(worker_id), Role(role), str(label), str(reason))
 
 
 def _view_fields(view: WorkerView, now_s: float) -> dict[str, Any]:

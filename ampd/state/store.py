@@ -143,14 +143,14 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class RoleAssigned:
-    """The leading coordinator assigned a worker another role, or another lane of its role's pool.
+    """The leading coordinator assigned a worker another role or label.
 
     It has its own channel (`watch_roles`), because only that worker needs it: its next view shows the role to all.
     """
 
     worker_id: str
     role: Role
-    lane: str
+    label: str
     reason: str
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,16 +13,16 @@ from pydantic import Field
 from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
+from benchmarks import markdown_table, result_files
 from benchmarks.best_layouts.entries import settings_named
 from benchmarks.best_layouts.named import named_rivals
 from benchmarks.best_layouts.search import Outcome, Searcher, first_outcome, further_outcome
 from benchmarks.best_layouts.table import tables
 from benchmarks.policies.campaign import Ledger
-from benchmarks.policies.report import check_markers, put_between_markers
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts"
-_MARKER = "best layouts"
+_RESULTS = "best layouts"
 _QUICK_S = 30.0
 
 
@@ -34,23 +35,22 @@ class BestLayoutsSettings(Settings):
     quick: bool = Field(False, description="One seed, 30 s of arrivals, precision 1.15: minutes, and no result.")
     rivals_of: Path | None = Field(
         None,
-        description="Page with these tables. Of the rivals whose engine pauses, only the best ones that it names are "
-        "tried. Rivals do not change when only ours has changed.",
+        description="Folder with tables of an earlier search. Of the rivals whose engine pauses, only the best ones "
+        "that these name are tried. Rivals do not change when only ours has changed.",
     )
     data: Path | None = Field(None, description="JSON lines of simulations; what it has already is not made again.")
-    write: Path | None = Field(None, description="Document whose marked part is replaced; default: print the tables.")
+    write: Path | None = Field(None, description="Folder for the tables as CSV files; default: print them.")
 
 
 def run(argv: Sequence[str]) -> int:
     """Search setting by setting, all of them with the first seed before the next seed, with tables after each.
 
     Raises:
-        UserError: wrong flags, no such setting, a document without markers, a data file of something else.
+        UserError: wrong flags, no such setting, a folder that does not exist, a data file of something else.
     """
     options = parse_settings(BestLayoutsSettings, argv, PROG)
-    check_writable(options.data, options.write)
-    if options.write:
-        check_markers(options.write, [_MARKER])
+    check_writable(options.data)
+    result_files.check_folder(options.write)
     settings = _chosen(options)
     named = {setting: named_rivals(options.rivals_of, setting) for setting in settings} if options.rivals_of else {}
     searcher = Searcher(Ledger(options.data), 1.15 if options.quick else options.precision, _report)
@@ -63,9 +63,9 @@ def run(argv: Sequence[str]) -> int:
             else:
                 outcomes[setting] = [first_outcome(searcher, setting, named.get(setting))]
             if options.write:
-                put_between_markers(options.write, _MARKER, tables(outcomes))
+                result_files.write(options.write, _RESULTS, tables(outcomes), shlex.join([*PROG.split(), *argv]))
     if not options.write:
-        print(tables(outcomes))
+        print(markdown_table.titled(tables(outcomes)))
     return 0
 
 

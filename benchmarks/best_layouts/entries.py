@@ -29,7 +29,7 @@ class Engine(StrEnum):
     PAUSES = "pauses"
     """A pass prefills or decodes, as SGLang's do unless they are told otherwise."""
     SHARES = "shares passes"
-    """One pass does both, or they run beside each other on the GPU."""
+    """One pass does both."""
 
 
 def on(engine: Engine, contestants: Sequence[Contestant]) -> tuple[Contestant, ...]:
@@ -56,8 +56,8 @@ _DURATION_S = 150.0
 _NO_PART = ("always-local", "random remote")
 """Worse than another one by construction: the first leaves prefill workers idle, the second knows no queues."""
 _RIVALS = tuple(each for each in RIVALS if each.label not in _NO_PART and not each.is_fitted)
-_BORN_SHARING = ("dynaserve", "co-located mixed passes", "duetserve")
-"""Their passes are shared in any case."""
+_BORN_SHARING = ("co-located mixed passes",)
+"""Its passes are shared in any case."""
 _MAY_SHARE = ("deflection", "deflection window 32", "arrow", "threshold", "ampd", "ampd window 32", "first-remote")
 """Policies of split workers that prefill where rounds decode, so that an engine with chunks can share their passes."""
 _TAICHI_CHUNKS = ((2048, 256), (1024, 512), (1024, 128), (512, 256), (512, 96), (256, 64))

@@ -4,10 +4,9 @@
 
 The least time is that of the performance model, if all KV is reused, none is moved, no worker ever waits, and each
 pass has the size at which a token costs least, even if it misses all targets. So no policy carries more under a load
-that lasts, with two exceptions. In a load that ends, the last rounds are served after the last arrival: the searches
-of the main comparison exceed the limit by a few percent with some seeds. And an engine that runs a step beside a
-prefill, each on a share of the GPU (DuetServe), is not bound by it, because one computes while the other one reads
-memory. With workers of unequal degree it is an estimate, because it takes all rounds for alike.
+that lasts. In a load that ends, the last rounds are served after the last arrival: the searches of the main comparison
+exceed the limit by a few percent with some seeds. With workers of unequal degree it is an estimate, because it takes
+all rounds for alike.
 """
 
 from __future__ import annotations

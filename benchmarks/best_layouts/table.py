@@ -1,4 +1,4 @@
-"""The tables of the page: ours against the best rival and against the best of our own parts, by setting."""
+"""The tables: ours against the best rival and against the best of our own parts, by setting."""
 
 from __future__ import annotations
 
@@ -22,17 +22,15 @@ _EQUAL = 0.995
 """Ratios from here on do not count as losses, because they are shown as 1.00."""
 
 
-def tables(outcomes: Outcomes) -> str:
-    """All tables, in Markdown."""
-    parts = ["### Summary", summary_table(outcomes)]
+def tables(outcomes: Outcomes) -> dict[str, str]:
+    """All tables, in Markdown, by title. Goodput is in sessions per second."""
+    found = {"summary": summary_table(outcomes)}
     for criterion, name in CRITERIA.items():
         for engine in Engine:
-            title = f"### Sustained goodput of {name}, sessions per second, ours with an engine that {engine}"
-            parts += [title, setting_table(outcomes, criterion, engine)]
+            found[f"goodput of {name}, engine {engine}"] = setting_table(outcomes, criterion, engine)
     for criterion, name in CRITERIA.items():
-        title = f"### Each way to choose roles, over the best of our parts ({name})"
-        parts += [title, roles_table(outcomes, criterion)]
-    return "\n\n".join(parts)
+        found[f"roles over the best of our parts, {name}"] = roles_table(outcomes, criterion)
+    return found
 
 
 def summary_table(outcomes: Outcomes) -> str:

@@ -24,7 +24,6 @@ from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.errors import UserError
-from ampd.fork_server import ForkedProcess, ForkServer
 from ampd.reserved_ports import reserved_ports
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
@@ -32,6 +31,7 @@ from ampd.tiny_model import TinyModel, tiny_model_path
 from benchmarks.faults.inside import SOCKET_VARIABLE
 from benchmarks.faults.redis_proxy import RedisProxy
 from benchmarks.faults.redis_server import FaultyRedis
+from tests.harness.fork_server import ForkedProcess, ForkServer
 from tests.harness.graph import MODEL, PRELOADED
 from tests.waiting import until
 

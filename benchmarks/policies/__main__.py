@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,13 @@ from pydantic import Field
 from ampd.documents import check_writable
 from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
+from benchmarks import markdown_table, result_files
 from benchmarks.policies.campaign import Ledger, search_all
 from benchmarks.policies.contest import USUAL, Contestant
 from benchmarks.policies.contestants import ABLATION, ALL, OUR_PARTS, OURS, REFERENCES, named
 from benchmarks.policies.plots import write_plots
 from benchmarks.policies.prepared import Prepared
-from benchmarks.policies.report import check_markers, put_between_markers, tables
+from benchmarks.policies.report import tables
 from benchmarks.policies.settings import Setting, paper_settings, real_settings
 from benchmarks.policies.standings import Groups, Standings
 from benchmarks.policies.studies import PLACES, STUDIES, Bench, study
@@ -52,9 +54,7 @@ class ContestSettings(Settings):
         None, description="Contestants, comma-separated, whose results in --data are made again; `ours` with ablation."
     )
     cache: Path | None = Field(None, description="Folder for layouts and fitted tables; default: in the user's cache.")
-    write: Path | None = Field(
-        None, description="Document whose marked parts are replaced; default: tables are printed."
-    )
+    write: Path | None = Field(None, description="Folder for the tables as CSV files; default: print them.")
     page: Path | None = Field(None, description="Write the page of plots to this HTML file.")
 
 
@@ -62,19 +62,19 @@ def run(argv: Sequence[str]) -> int:
     """Compare and report.
 
     Raises:
-        UserError: wrong flags, an unknown name, a document without markers, a data file of something else.
+        UserError: wrong flags, an unknown name, a folder that does not exist, a data file of something else.
     """
     options = parse_settings(ContestSettings, argv, PROG)
     contestants = _contestants(options.contestants)
     studies = _studies(options.study)
-    check_writable(options.data, options.write, options.page)
-    if options.write:
-        check_markers(options.write, [f"study {name}" for name in studies] or ["tables"])
+    check_writable(options.data, options.page)
+    result_files.check_folder(options.write)
     prepared = Prepared(options.cache or _default_cache())
     jobs = options.jobs or os.cpu_count() or 1
     ledger = Ledger(options.data, _again(options.again))
     if studies:
-        _run_studies(options, studies, contestants, ledger, prepared, jobs)
+        for found in _run_studies(options, studies, contestants, ledger, prepared, jobs):
+            _put(options, "study", found, argv)
         return 0
     groups = _settings(options, prepared, jobs)
     settings = list(dict.fromkeys(setting for group in groups.values() for setting in group))
@@ -82,7 +82,7 @@ def run(argv: Sequence[str]) -> int:
     pairs = [(setting, contestant, USUAL) for setting in settings for contestant in contestants]
     search_all(ledger, pairs, options.seeds, prepared, jobs, options.race)
     standings = Standings(ledger, settings, contestants, options.seeds)
-    _put(options, "tables", "\n\n".join(tables(standings, groups)))
+    _put(options, "contest", tables(standings, groups), argv)
     if options.page:
         write_plots(options.page, standings, groups)
     return 0
@@ -107,21 +107,21 @@ def _run_studies(
     ledger: Ledger,
     prepared: Prepared,
     jobs: int,
-) -> None:
+) -> Iterator[dict[str, str]]:
     settings = [setting for setting in paper_settings() if (setting.model, setting.trace) in PLACES]
     settings = _chosen(options, settings)
     rivals = [contestant for contestant in contestants if contestant not in (*OUR_PARTS, *REFERENCES)]
     in_parallel(partial(prepare, prepared, rivals), settings, "preparing", jobs)
     bench = Bench(ledger, settings, options.seeds, prepared, jobs)
     for name in studies:
-        _put(options, f"study {name}", study(name, bench, rivals))
+        yield study(name, bench, rivals)
 
 
-def _put(options: ContestSettings, name: str, text: str) -> None:
+def _put(options: ContestSettings, name: str, found: Mapping[str, str], argv: Sequence[str]) -> None:
     if options.write:
-        put_between_markers(options.write, name, text)
+        result_files.write(options.write, name, found, shlex.join([*PROG.split(), *argv]))
     else:
-        print(f"## {name}\n\n{text}\n")
+        print(markdown_table.titled(found), end="\n\n")
 
 
 def _contestants(text: str | None) -> list[Contestant]:

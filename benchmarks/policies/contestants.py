@@ -49,7 +49,6 @@ RIVALS = (
     Contestant("laps", "laps", "laps", pools="laps"),
     Contestant("kairos", "always-remote", "kairos"),
     Contestant("taichi", "taichi", slicing="taichi", binding="taichi", are_mixed=True),
-    Contestant("dynaserve", "dynaserve", slicing="dynaserve", binding="kv-router", are_all_mixed=True),
 )
 """On the same split of the machines as ours. Earliest deadline first is left out: with one TTFT target it is first come
 first served."""
@@ -60,7 +59,6 @@ REFERENCES = (
     Contestant("co-located window 32", "always-local", _WIDE, is_colocated=True),
     Contestant("co-located continuum", "always-local", "continuum", is_colocated=True),
     Contestant("co-located mixed passes", "always-local", slicing="dynaserve", is_colocated=True),
-    Contestant("duetserve", "always-local", slicing="duetserve", is_colocated=True),
 )
 """Every machine does both phases."""
 

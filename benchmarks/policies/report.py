@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from math import inf
-from pathlib import Path
 
-from ampd.errors import UserError
 from benchmarks import markdown_table
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.contest import Contestant
@@ -36,15 +34,13 @@ def opponents(standings: Standings, criterion: str) -> dict[str, Opponent]:
     }
 
 
-def tables(standings: Standings, groups: Groups) -> Iterator[str]:
-    """The Markdown of all tables."""
-    yield "### Summary: ours against others, geometric mean over the settings"
-    yield summary_table(standings, groups)
+def tables(standings: Standings, groups: Groups) -> dict[str, str]:
+    """All tables, in Markdown, by title. The summary has geometric means over the settings."""
+    found = {"summary": summary_table(standings, groups)}
     for criterion, title in TITLES.items():
-        yield f"### {title[0].upper()}{title[1:]}: ours against others, by setting"
-        yield ratio_table(standings, groups, criterion)
-        yield f"### {title[0].upper()}{title[1:]}, sessions per second"
-        yield goodput_table(standings, groups, criterion)
+        found[f"{title}, ours against others"] = ratio_table(standings, groups, criterion)
+        found[f"{title}, sessions per second"] = goodput_table(standings, groups, criterion)
+    return found
 
 
 def summary_table(standings: Standings, groups: Groups) -> str:
@@ -107,32 +103,3 @@ def ratio_text(ratio: tuple[float, float, float] | None) -> str:
         return "-"
     mean, low, high = ratio
     return f"{mean:.2f}" if high == inf else f"{mean:.2f} ({low:.2f}..{high:.2f})"
-
-
-def check_markers(path: Path, names: Sequence[str]) -> None:
-    """Refuse a document without the markers before any work is done.
-
-    Raises:
-        UserError: it lacks some, or cannot be read.
-    """
-    try:
-        document = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--write: {path}: cannot be read ({error.strerror})") from None
-    for name in names:
-        begin, end = _markers(name)
-        if not 0 <= document.find(begin) < document.find(end):
-            raise UserError(f"--write: {path}: has no lines {begin} and {end}, between which the tables go")
-
-
-def put_between_markers(path: Path, name: str, text: str) -> None:
-    """Replace a marked part of a document."""
-    begin, end = _markers(name)
-    document = path.read_text(encoding="utf-8")
-    before, _, rest = document.partition(begin)
-    _, _, after = rest.partition(end)
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-
-
-def _markers(name: str) -> tuple[str, str]:
-    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"

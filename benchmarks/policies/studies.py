@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -70,14 +70,14 @@ class Bench:
         return Standings(self.ledger, self.settings, contestants, self.seeds, condition)
 
 
-def study(name: str, bench: Bench, rivals: Sequence[Contestant] = RIVALS) -> str:
-    """Run a study and say what came of it, in Markdown. The two best `rivals` take part, but for the ablation."""
+def study(name: str, bench: Bench, rivals: Sequence[Contestant] = RIVALS) -> dict[str, str]:
+    """Run a study; its tables in Markdown, by title. The two best `rivals` take part, but for the ablation."""
     if name == "ablation":
-        return "\n\n".join(_ablation(bench))
+        return _ablation(bench)
     field = [OURS, *_best_two(bench, rivals)]
     if name == "overload":
-        return _overload(bench, field)
-    return "\n\n".join(_conditions(bench, field, CONDITIONS[name]))
+        return {name: _overload(bench, field)}
+    return _conditions(name, bench, field)
 
 
 def _best_two(bench: Bench, rivals: Sequence[Contestant]) -> list[Contestant]:
@@ -90,17 +90,19 @@ def _best_two(bench: Bench, rivals: Sequence[Contestant]) -> list[Contestant]:
 # -- ours without one term
 
 
-def _ablation(bench: Bench) -> Iterator[str]:
+def _ablation(bench: Bench) -> dict[str, str]:
     bench.search([OURS, *ABLATION], [USUAL], bench.seeds)
     standings = bench.standings([OURS, *ABLATION])
     rows = []
     for our in (OURS, *ABLATION):
         shares = [relative(standings, bench.settings, our, criterion) for criterion in CRITERIA]
         rows.append([our.label, *("-" if share is None else f"{share:.2f}" for share in shares)])
-    yield "Goodput as a share of ours, geometric mean over the settings:"
-    yield markdown_table.table(["", *TITLES.values()], rows)
-    yield f"{TITLES[_CHOSEN_BY].capitalize()} by setting, sessions per second, and as a share of ours:"
-    yield _by_setting(bench, standings, partial(_share_of_ours, standings))
+    return {
+        "ablation": markdown_table.table(
+            ["contestant", *(f"{title}, share of ours" for title in TITLES.values())], rows
+        ),
+        "ablation by setting": _by_setting(bench, standings, partial(_share_of_ours, standings)),
+    }
 
 
 def _by_setting(
@@ -115,7 +117,8 @@ def _by_setting(
         rows.append(
             [contestant.label, *(f"{goodput}; {share}" for goodput, share in zip(goodputs, ratios, strict=True))]
         )
-    return markdown_table.table(["", *(setting.name for setting in bench.settings)], rows)
+    heads = [f"{TITLES[_CHOSEN_BY]} (sessions/s; share of ours)", *(setting.name for setting in bench.settings)]
+    return markdown_table.table(heads, rows)
 
 
 # -- more than can be carried
@@ -154,14 +157,15 @@ def _overload(bench: Bench, field: Sequence[Contestant]) -> str:
                         f"{fmean(point.attained for point in points):.1f}",
                     ]
                 )
-    head = ["setting", "", "load", "rounds attained", "sessions attained", "sessions in time"]
+    head = ["setting", "contestant", "load", "rounds attained", "sessions attained", "sessions in time"]
     return markdown_table.table([*head, "rounds completed /s", "of these on target /s"], rows)
 
 
 # -- unusual conditions
 
 
-def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[Condition]) -> Iterator[str]:
+def _conditions(name: str, bench: Bench, field: Sequence[Contestant]) -> dict[str, str]:
+    conditions = CONDITIONS[name]
     bench.search(field, [USUAL, *conditions], bench.seeds)
     usual = bench.standings(field)
     rows = []
@@ -173,12 +177,12 @@ def _conditions(bench: Bench, field: Sequence[Contestant], conditions: Sequence[
             rows.append(
                 [condition.name, each.label, *(f"{value:.2f}" if value else "-" for value in (*shares, versus))]
             )
-    yield "Remaining share of the usual goodput, geometric mean over the settings, and goodput as a share of ours:"
-    yield markdown_table.table(["", "", *TITLES.values(), "sustained rounds, share of ours"], rows)
+    heads = ["condition", "contestant", *(f"{title}, share of the usual" for title in TITLES.values())]
+    found = {name: markdown_table.table([*heads, f"{TITLES[_CHOSEN_BY]}, share of ours"], rows)}
     for condition in conditions:
         standings = bench.standings(field, condition)
-        yield f"{condition.name}: {TITLES[_CHOSEN_BY]}, sessions per second, and as a share of ours:"
-        yield _by_setting(bench, standings, partial(_share_of_ours, standings))
+        found[f"{name}, {condition.name}"] = _by_setting(bench, standings, partial(_share_of_ours, standings))
+    return found
 
 
 def _share_of_ours(standings: Standings, setting: Setting, contestant: Contestant) -> tuple[float, float, float] | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise, product
 
 import numpy as np
+from ampd_rivals.ppd.table_file import RoutingTable
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.policies.rivals.ppd.table_file import RoutingTable
 from ampd.types import Route, Slo
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import SimulationOptions

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations, product
 
+from ampd_rivals.ppd.table import TableRouting
+from ampd_rivals.ppd.table_file import RoutingTable
+
 from ampd.policies.registry import create
-from ampd.policies.rivals.ppd.table import TableRouting
-from ampd.policies.rivals.ppd.table_file import RoutingTable
 from ampd.types import Route
 from benchmarks.routing_table.case import FitCase, blank_table
 from benchmarks.routing_table.table_file import with_routes

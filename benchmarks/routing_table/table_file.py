@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ampd_rivals.ppd.table_file import RoutingTable
 from pydantic import BaseModel, ConfigDict, Field
 
 from ampd.documents import write_document
-from ampd.policies.rivals.ppd.table_file import RoutingTable
 from ampd.types import Route
 
 

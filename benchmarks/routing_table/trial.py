@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ampd_rivals.ppd.table import TableRouting
+
 from ampd.policies.base import RoutingPolicy, RoutingSituation
 from ampd.policies.registry import create_named
-from ampd.policies.rivals.ppd.table import TableRouting
 from ampd.types import RouteDecision
 from benchmarks.routing_table.case import FitCase
 from planner.simulator.options import Policies

@@ -96,7 +96,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd session list", "ampd.cli.session.settings:ListSettings"),
     Section("ampd session show ID", "ampd.cli.session.settings:ShowSettings"),
     Section("ampd session end ID", "ampd.cli.session.settings:EndSettings"),
-    Section("ampd doctor", "ampd.cli.doctor.settings:DoctorSettings"),
+    Section("ampd doctor", "ampd.cli.doctor.command:DoctorSettings"),
     Section("ampd profile", "ampd.cli.profile.command:ProfileSettings"),
     Section(
         "The case of a plan or a simulation",

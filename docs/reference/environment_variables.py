@@ -224,13 +224,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _NIXL,
     ),
     Variable(
-        ("UCX_LOG_FILE", "UCX_PROTO_INFO"),
-        "UCX",
-        "Where UCX logs, and whether it logs the protocol that it chose for each operation. `ampd doctor` sets them "
-        "while it measures.",
-        _NIXL,
-    ),
-    Variable(
         ("SGLANG_SANITIZE_NAN_LOGITS",),
         "SGLang",
         "`1`, set by SGLang workers unless it is set: logits that are infinite or NaN are replaced by finite ones. "
@@ -254,13 +247,6 @@ ENVIRONMENT: tuple[Variable, ...] = (
         "OpenMP",
         "`ampd serve` divides the cores among workers without GPU.",
         "[OpenMP](https://www.openmp.org/spec-html/5.0/openmpse50.html)",
-    ),
-    Variable(
-        ("SGLANG_CPU_OMP_THREADS_BIND",),
-        "SGLang",
-        "CPU cores of each rank of a worker without GPU, as in `0,1|2,3`. By default its cores are divided among the "
-        "ranks.",
-        "[SGLang](https://docs.sglang.io/platforms/cpu_server.html)",
     ),
     Variable(
         ("HF_HUB_OFFLINE", "HF_TOKEN"),

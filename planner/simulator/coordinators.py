@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -22,7 +21,6 @@ from ampd.serving.placement import (
     with_room,
 )
 from ampd.serving.shared_prefixes import shared_tokens, with_shared
-from ampd.serving.slices import left_after
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
 from planner.simulator.outcome import Placed, SimulatedRound
 from planner.simulator.prefills import Prefills
@@ -259,12 +257,8 @@ class Coordinators:
         if self._load is not None:
             round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
             self._load.add(record.session_id, round_.recent)
-        task, split_tokens = plan.task, decision.split_tokens
-        if worker is not round_.decode and task.hist_tokens < split_tokens < task.context_tokens:
-            round_.rest = left_after(task, split_tokens)
-            task = replace(task, incr_tokens=split_tokens - task.hist_tokens)
-        self._views.entered(coordinator, worker, task)
-        self._prefills.enter(round_, task, fetches=plan.source is not None)
+        self._views.entered(coordinator, worker, plan.task)
+        self._prefills.enter(round_, plan.task, fetches=plan.source is not None)
 
 
 def _none_shared(_: Sequence[WorkerView]) -> Mapping[str, int]:

@@ -122,14 +122,14 @@ class SimulatedEngine:
         elif self._sizes is not None:
             parts = self._prefilling.begin_beside(self._tokens_beside(self._sizes))
             if parts:
-                self._mixed_pass(parts, 0.0)
+                self._mixed_pass(parts)
                 self._tell_last_passes()
             else:
                 self._decode_run(1)
         elif self._chunk_tokens:
-            self._mixed_pass(self._prefilling.begin(self._chunk_tokens), 0.0)
-        elif (share := self._prefilling.decode_share) is not None:
-            self._mixed_pass(self._prefilling.begin(), share)
+            self._mixed_pass(self._prefilling.begin(self._chunk_tokens))
+        elif self._prefilling.mixes:
+            self._mixed_pass(self._prefilling.begin())
         else:
             self._prefill_pass()
 
@@ -226,11 +226,11 @@ class SimulatedEngine:
 
     # -- passes that are a step of the batch too: all of them, or those for which the slicing says so
 
-    def _mixed_pass(self, parts: Sequence[Part], decode_share: float) -> None:
-        """The parts of the pass and one step of the decode batch: in one pass, or beside each other on the GPU."""
+    def _mixed_pass(self, parts: Sequence[Part]) -> None:
+        """One pass over the parts that is also a step of the decode batch."""
         self._busy = True
         now_s = self._loop.now_s
-        computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens, decode_share)
+        computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens)
         self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_mixed_pass, now_s)
 
     def _end_mixed_pass(self, start_s: float) -> None:

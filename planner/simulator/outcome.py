@@ -116,7 +116,7 @@ class SimulationRun:
         gaps: all gaps between tokens, as runs.
         worker_roles: worker id -> its role at the start, in the order of the cluster.
         lost_sessions: number of times that a session's KV was evicted between its rounds, at the worker that owns it.
-        role_flips: number of times that a worker changed its role or its lane.
+        role_flips: number of times that a worker changed its role or its label.
         refusals: attempts to send a round that were refused because of load; None: no round is ever refused.
         moves: how often a session moved to another owner; None: no session ever moves.
         kv_store: figures of workers with a KV store, as in a result; None: there is no store.

@@ -40,10 +40,9 @@ class Prefilling:
         self._requests.append(request)
 
     @property
-    def decode_share(self) -> float | None:
-        """How the decode batch makes a step during the next pass; None: it pauses."""
-        shares = [request.decode_share for request in self._requests if request.decode_share is not None]
-        return shares[0] if shares else None
+    def mixes(self) -> bool:
+        """Whether the next pass is a step of the decode batch, because the slicing says so."""
+        return any(request.mixes for request in self._requests)
 
     def begin(self, most_tokens: int = 0) -> list[Part]:
         """Begin a pass over the oldest prefills, and return its parts. `most_tokens`: of the pass; 0: any number."""

@@ -96,7 +96,7 @@ class Prefills:
             self._look_up(members[0])
             step = self._next_step(members)
         if isinstance(step, Rest):
-            self._compute_rest(members, step.decode_share)
+            self._compute_rest(members, step.mixes)
         elif isinstance(step, ComputeTo):
             self._compute_slice(members[0], step)
         elif isinstance(step, Wait):
@@ -129,7 +129,7 @@ class Prefills:
         read_tokens = round_.usable_read_tokens(held_tokens)
         request = SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, read_tokens)
         request.history_tokens = self._uncounted_history(round_)
-        request.decode_share = step.decode_share
+        request.mixes = step.mixes
         self._note_turn(request, round_, left_before(round_.task, end_tokens))
         worker.engine.submit(request)
 
@@ -150,12 +150,12 @@ class Prefills:
         shared_tokens = round_.prefill.memory.prefix_tokens(round_.record.session_id)
         return history_tokens(kept_tokens, shared_tokens, self._page)
 
-    def _compute_rest(self, members: Sequence[ActiveRound], decode_share: float | None) -> None:
+    def _compute_rest(self, members: Sequence[ActiveRound], mixes: bool) -> None:
         """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
         worker = members[0].prefill
         requests = [self._request(round_) for round_ in members]
         for request, round_ in zip(requests, members, strict=True):
-            request.decode_share = decode_share
+            request.mixes = mixes
             self._note_turn(request, round_, round_.task)
         worker.engine.submit(*requests)
         for round_ in members:
@@ -167,8 +167,6 @@ class Prefills:
         record, worker = round_.record, round_.prefill
         is_local = worker is round_.decode
         held_tokens = worker.memory.held_tokens(record.session_id)
-        if round_.rest is not None:
-            return self._first_part(round_, held_tokens)
         request = SimulatedRequest(
             record.session_id,
             round_.prompt_tokens,
@@ -180,41 +178,6 @@ class Prefills:
         )
         request.history_tokens = self._uncounted_history(round_)
         return request
-
-    def _first_part(self, round_: ActiveRound, held_tokens: int) -> SimulatedRequest:
-        """The request for the first part of a split prompt: its KV only."""
-        session_id, end_tokens = round_.record.session_id, round_.task.context_tokens
-        request = SimulatedRequest(
-            session_id,
-            end_tokens,
-            reusable_tokens(end_tokens, held_tokens, self._page),
-            0,
-            None,
-            lambda _, __: self._fetch_first_part(round_),
-            round_.usable_read_tokens(held_tokens),
-        )
-        request.history_tokens = self._uncounted_history(round_)
-        return request
-
-    def _fetch_first_part(self, round_: ActiveRound) -> None:
-        """The first part is computed. The decode worker reads it, and queues the rest."""
-        source, target, session_id = round_.prefill, round_.decode, round_.record.session_id
-        rest, entry = round_.rest, round_.entry
-        assert rest is not None
-        assert entry is not None
-        source.queue.leave(entry)
-        tokens = round_.record.prefill.kv_increment_tokens = round_.begin_read(source, target, rest.hist_tokens)
-        source.memory.protect(session_id)
-        target.memory.protect(session_id)
-
-        def arrived() -> None:
-            source.memory.unprotect(session_id)
-            round_.prefill, round_.rest, round_.entry = target, None, None
-            # The rest is a prefill like any other. The part that was read is protected until it begins.
-            round_.is_started, round_.is_exact, round_.fetched = False, False, True
-            target.queue.enter(rest, False, partial(self._turn, round_))
-
-        self._transfers.move("kv-increment", session_id, source, target, tokens, arrived)
 
     def _first_token(self, round_: ActiveRound, now_s: float) -> None:
         record, worker, entry = round_.record, round_.prefill, round_.entry

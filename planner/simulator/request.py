@@ -21,7 +21,7 @@ class SimulatedRequest:
         on_last_pass: called when its last pass beside a step of the batch begins; None: nothing is called.
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
-        decode_share: how the decode batch makes a step while this is computed, as in `ampd.policies.base.Compute`.
+        mixes: as in `ampd.policies.base.Compute`.
         task: what was left of its prefill when it came; None: it has no targets.
         is_handed_over: its first token came elsewhere.
         passed_tokens: of its missing tokens, those of passes that have ended.
@@ -30,11 +30,11 @@ class SimulatedRequest:
 
     __slots__ = (
         "cached_tokens",
-        "decode_share",
         "end_step",
         "first_token_s",
         "history_tokens",
         "is_handed_over",
+        "mixes",
         "on_done",
         "on_first",
         "on_last_pass",
@@ -70,7 +70,7 @@ class SimulatedRequest:
         self.is_handed_over = token_s >= 0.0
         self.history_tokens = 0
         self.reload_s = 0.0
-        self.decode_share: float | None = None
+        self.mixes = False
         self.on_last_pass: Callable[[], None] | None = None
         self.task: PrefillTask | None = None
         self.passed_tokens = 0

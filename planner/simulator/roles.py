@@ -18,13 +18,13 @@ from planner.simulator.world import World
 
 
 class RoleKeeper:
-    """Changes the roles and lanes of the workers.
+    """Changes the roles and labels of the workers.
 
     Args:
         is_over: whether all sessions have ended. The policy is not asked any more then.
 
     Attributes:
-        role_flips: changes of a role, or from one lane to another, so far. A worker's first lane is not counted.
+        role_flips: changes of a role, or from one label to another, so far. A worker's first label is not counted.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class RoleKeeper:
     def _apply(self, due: DueChange) -> None:
         change, before = due.change, due.before
         self._changed_s = self._loop.now_s
-        self.role_flips += before.role is not change.role or bool(before.lane)
+        self.role_flips += before.role is not change.role or bool(before.label)
         worker = self._workers[change.worker_id]
-        worker.turn(change.role, change.lane)
+        worker.turn(change.role, change.label)
         self._views.roles_changed()

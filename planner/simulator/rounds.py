@@ -46,7 +46,6 @@ class ActiveRound:
         is_exact: the history of its task is what its prefill worker really holds.
         uncounted_tokens: history whose origin at the prefill worker is not counted yet; None: it is counted.
         recent: its entry in the recent load; None: the load is not recorded.
-        rest: what its decode worker prefills when the first part of a split prompt is there; None: not split, or begun.
         read_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
 
@@ -63,7 +62,6 @@ class ActiveRound:
         "read_tokens",
         "recent",
         "record",
-        "rest",
         "session",
         "uncounted_tokens",
     )
@@ -82,7 +80,6 @@ class ActiveRound:
         self.is_started = False
         self.fetched = False
         self.recent: RecentRound | None = None
-        self.rest: PrefillTask | None = None
 
     @property
     def moves(self) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from math import sqrt
 
 from ampd.perf.model import PerformanceModel
-from ampd.perf.partition import prefill_on_s, step_on_s
 from ampd.policies.passes import joined_tokens, mixed_pass_s
 from ampd.types import Parallelism
 
@@ -29,19 +28,11 @@ class EngineTimes:
         hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
         return self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
 
-    def mixed_pass_s(
-        self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int, decode_share: float = 0.0
-    ) -> float:
-        """Seconds of (history, increment) parts and a decode step of the batch.
-
-        Both are one pass, or run beside each other if the step has a share of the GPU.
-        """
+    def mixed_pass_s(self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int) -> float:
+        """Seconds of one pass over (history, increment) parts that is also a decode step of the batch."""
         if not batch:
             return self.prefill_pass_s(parts)
-        if not decode_share:
-            return mixed_pass_s(self._model, parts, batch, context_tokens, self._parallelism)
-        step_s = self._model.decode_step_s(batch, context_tokens, self._parallelism)
-        return max(prefill_on_s(self.prefill_pass_s(parts), 1.0 - decode_share), step_on_s(step_s, decode_share))
+        return mixed_pass_s(self._model, parts, batch, context_tokens, self._parallelism)
 
     def steps(self, start_s: float, batch: int, context_tokens: int, steps: int) -> StepRun:
         """A run of decode steps of a batch with `context_tokens` of KV in total."""

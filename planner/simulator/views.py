@@ -106,8 +106,8 @@ class DelayedViews(Views):
 
     def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
         view = self._with_sent[coordinator].get(worker.worker_id) or self._published[worker.worker_id]
-        if view.role is not worker.role or view.lane != worker.lane:
-            view = replace(view, role=worker.role, lane=worker.lane)
+        if view.role is not worker.role or view.label != worker.label:
+            view = replace(view, role=worker.role, label=worker.label)
         return view
 
     def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:

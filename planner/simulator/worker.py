@@ -34,7 +34,7 @@ class SimulatedWorker:
         memory: of its device.
         resident: where its idle sessions live: its store if it has one, else `memory`.
         reloads: what a worker with a store reloads and reads.
-        role, lane: as in its view; a pools policy may change them.
+        role, label: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
         batch_waits: the prefills that wait for the decode batch.
         on_change: called when the queue, the batch or the sessions here have changed; None: nothing is called.
@@ -44,7 +44,7 @@ class SimulatedWorker:
         options, parallelism = world.options, group.parallelism
         self.worker_id = worker_id
         self.role = role
-        self.lane = ""
+        self.label = ""
         self.parallelism = parallelism
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes)
         self.resident: SessionKv = self.memory
@@ -98,9 +98,9 @@ class SimulatedWorker:
         if self.on_change is not None:
             self.on_change()
 
-    def turn(self, role: Role, lane: str) -> None:
-        """Take another role or lane for new work; what is here goes on."""
-        self.role, self.lane = role, lane
+    def turn(self, role: Role, label: str) -> None:
+        """Take another role or label for new work; what is here goes on."""
+        self.role, self.label = role, label
         self.changed()
 
     def view(self, now_s: float) -> WorkerView:
@@ -134,7 +134,7 @@ class SimulatedWorker:
             self.memory.capacity_tokens,
             self.max_context_tokens,
             self.resident.held,
-            self.lane,
+            self.label,
             store_used_tokens=0 if store is None else store.session_tokens,
             store_capacity_tokens=0 if store is None else store.capacity_tokens,
             shared_prefixes=self.memory.shared_prefixes(),

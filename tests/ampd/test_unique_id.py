@@ -22,7 +22,7 @@ def test_no_id_comes_twice_from_the_threads_of_a_process() -> None:
     assert len(set(ids)) == len(ids) == 16_000
 
 
-# Processes that share their imports are forked (`ampd.fork_server`). In a program of its own: a process with threads
+# Tests fork processes (`tests.harness.fork_server`). In a program of its own: a process with threads
 # should not fork.
 _FORKS = """
 import os

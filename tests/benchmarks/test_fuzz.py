@@ -34,8 +34,7 @@ NAMES = [
     *("stream of an endpoint", "list of models", "answer about sessions", "answer about readiness"),
     *("answer through the relay", "request to the relay", "second question of the relay"),
     *("answer of Redis", "message of Redis", "answer of a worker"),
-    *("request to the fork server", "answer of the fork server", "listing of GPUs", "answer of PyTorch"),
-    *("measured transport", "file of a local graph", "notes of a build", "request to SGLang", "part of SGLang"),
+    *("listing of GPUs", "file of a local graph", "notes of a build", "request to SGLang", "part of SGLang"),
 ]
 
 

@@ -2,7 +2,7 @@
 
 SGLang spawns its scheduler and its detokenizer, and each of them imports SGLang again, which takes most of a minute.
 While `forked_engines` is open, Python's own fork server starts them instead. There is no CUDA in these tests, so a fork
-after the imports is safe.
+after the imports is safe. An engine may have several ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.harness import cpu_ranks
 from workers.engines.sglang_plugin import ENGINE_FLAG
 
 DEVICE = os.environ.get("AMPD_TEST_DEVICE", "cpu")
@@ -82,4 +83,5 @@ def _with_environment(environment: dict[str, str], target: Callable[..., Any], *
     if threads := environment.get("OMP_NUM_THREADS"):  # torch has read the server's
         torch.set_num_threads(int(threads))
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+    cpu_ranks.register()
     target(*args, **options)

@@ -23,12 +23,12 @@ import httpx
 from ampd.cli.serve.frontend import Frontend
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
-from ampd.fork_server import ForkServer
 from ampd.reserved_ports import reserved_ports
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
+from tests.harness.fork_server import ForkServer
 from tests.harness.watches import wait_for_watches
 from tests.waiting import PATIENCE_S, until
 

@@ -1,6 +1,6 @@
 """`python -m router` with policies for tests: pools `from-file(path=...)`, as a file says, and binding `dice`.
 
-The file holds a JSON object, worker id -> [role, lane]; the reason is `script`.
+The file holds a JSON object, worker id -> [role, label]; the reason is `script`.
 """
 
 import json
@@ -26,9 +26,9 @@ class FromFile(Policy):
         """The roles of the workers that the file names."""
         wanted = json.loads(Path(self.path).read_text())
         return [
-            RoleChange(view.worker_id, Role(role), "script", lane)
+            RoleChange(view.worker_id, Role(role), "script", label)
             for view in situation.workers
-            for role, lane in [wanted.get(view.worker_id, [view.role, view.lane])]
+            for role, label in [wanted.get(view.worker_id, [view.role, view.label])]
         ]
 
 

@@ -12,16 +12,16 @@ def role_flags(graph: Graph) -> list[str]:
 
 
 def assign(graph: Graph, **roles: tuple[str, str]) -> None:
-    """The role and lane of each worker that the policy wants from now on."""
+    """The role and label of each worker that the policy wants from now on."""
     fresh = graph.folder / "fresh.json"
     fresh.write_text(json.dumps(roles))
     fresh.rename(graph.folder / "wanted.json")
 
 
-async def until_role(graph: Graph, worker_id: str, role: Role, lane: str = "") -> None:
+async def until_role(graph: Graph, worker_id: str, role: Role, label: str = "") -> None:
     """Wait until the worker has taken it."""
 
     def is_there(views: list[WorkerView]) -> bool:
-        return (worker_id, role, lane) in {(view.worker_id, view.role, view.lane) for view in views}
+        return (worker_id, role, label) in {(view.worker_id, view.role, view.label) for view in views}
 
     await graph.until_views(is_there)

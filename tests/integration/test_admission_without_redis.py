@@ -6,9 +6,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
 from ampd.wire import retry_after_s
+from tests.harness.fork_server import ForkServer
 from tests.harness.graph import HELLO, chat, empty_graph, profile, session
 from tests.waiting import PATIENCE_S, until
 

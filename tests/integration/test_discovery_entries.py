@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
+from tests.harness.fork_server import ForkServer
 from tests.harness.graph import MODEL, Graph, completion, empty_graph, profile, record, session
 from tests.waiting import PATIENCE_S, until
 

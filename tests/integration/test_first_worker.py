@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
+from tests.harness.fork_server import ForkServer
 from tests.harness.graph import chat, empty_graph, profile
 
 pytestmark = pytest.mark.slow

@@ -7,9 +7,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
 from tests.harness.connections import reset_accepted
+from tests.harness.fork_server import ForkServer
 from tests.harness.graph import Graph, ask, empty_graph, profile
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]

@@ -88,10 +88,10 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_sessi
     assert (await ask(client, longer, "stays", 5))[1]["decode_worker"] == flipped
 
     said = [line for name in coordinators for line in graph.log(name).splitlines() if f"worker {flipped}:" in line]
-    assert ["decode -> prefill/late (script)" in line for line in said] == [True, False]
-    assert "prefill/late -> decode (script)" in said[1]
+    assert ["decode -> prefill (script)" in line for line in said] == [True, False]
+    assert "prefill -> decode (script)" in said[1]
     worker_log = graph.log(graph.processes[flipped])
-    assert "role: decode -> prefill/late (script)" in worker_log
+    assert "role: decode -> prefill (script)" in worker_log
     assert not graph.supervisor.ended(), "nothing was restarted"
 
 

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.fork_server import ForkServer
 from ampd.state.embedded import EmbeddedRedis
+from tests.harness.fork_server import ForkServer
 from tests.harness.graph import HELLO, Graph, chat, completion, empty_graph, profile, record, session
 from tests.waiting import PATIENCE_S, until
 

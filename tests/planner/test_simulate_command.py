@@ -39,17 +39,17 @@ def test_one_combination_has_the_shared_keys_itself(capsys: pytest.CaptureFixtur
 @pytest.mark.slow
 def test_combinations_are_named_and_do_not_depend_on_the_processes(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--routing", "ampd(alpha=0.5, beta=0.9),always-remote", "--ordering", "ampd,fcfs", "--rate", "1,4"]
-    flags += ["--mode", "disaggregated,always-remote,colocated,continuum", "--limit", "20"]
+    flags += ["--mode", "disaggregated,always-remote,colocated", "--limit", "20"]
     each, two = (simulated(capsys, *flags, "--jobs", jobs) for jobs in ("1", "2"))
     assert each == two
     names = [(row["mode"], row["routing"], row["ordering"], row["rate"]) for row in each["results"]]
-    assert len(names) == len(set(names)) == (4 + 1 + 2 + 1) * 2
+    assert len(names) == len(set(names)) == (4 + 1 + 2) * 2
     assert ("disaggregated", "ampd(alpha=0.5, beta=0.9)", "fcfs", 4.0) in names
     assert ("colocated", "always-local", "fcfs", 1.0) in names
     by_mode = {row["mode"]: row for row in each["results"]}
     assert by_mode["colocated"]["cluster"] == "co-located 2xTP1"
     assert by_mode["always-remote"]["routes"]["local"] == 0
-    assert by_mode["continuum"]["routes"]["remote"] == 0
+    assert by_mode["colocated"]["routes"]["remote"] == 0
 
 
 @pytest.mark.parametrize("routing", ["ampd", "ampd(alpha=0.5)", "predictive"])
@@ -212,7 +212,7 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--routing", "ampd(alpha)"], r"give parameters as name=value"),
         (["--routing", "ampd(alpha=-1)"], r"alpha: .*greater than 0"),
         (["--routing", ","], r"name at least one"),
-        (["--mode", "fast"], r"--mode: known are disaggregated, always-remote, colocated, continuum"),
+        (["--mode", "fast"], r"--mode: known are disaggregated, always-remote, colocated"),
         (["--prefill", "4TP2"], r"--prefill: give replicas .* \(given: '4TP2'\)"),
         (["--mixed", "2TP2"], r"--mixed: give replicas .* \(given: '2TP2'\)"),
         (["--mixed", "1xTP3"], r"no times for tp 3"),
@@ -223,8 +223,8 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         ),
         (["--mode", "colocated", "--pools", "arrow"], r"--pools: mode colocated would not use it"),
         (
-            ["--mode", "always-remote,continuum", "--slicing", "slack"],
-            r"--slicing: mode always-remote and continuum would",
+            ["--mode", "always-remote,colocated", "--pools", "arrow"],
+            r"--pools: mode always-remote and colocated would",
         ),
         (["--decode", "0"], r"--decode: at least one decode replica .* or a mixed one"),
         (["--decode", "1xTP3"], r"no times for tp 3; it has tp 1, 2, 4, 8"),
@@ -268,7 +268,7 @@ def test_rates_and_names_are_split_where_people_mean_it() -> None:
     assert parse_rates("0.5, 2") == [0.5, 2.0]
     assert split_names("ampd(alpha=0.8,beta=1), fcfs") == ["ampd(alpha=0.8,beta=1)", "fcfs"]
     assert parse_named(" ampd( alpha = 0.8 , name=x ) ") == ("ampd", {"alpha": 0.8, "name": "x"})
-    assert set(Mode) == {"disaggregated", "always-remote", "colocated", "continuum"}
+    assert set(Mode) == {"disaggregated", "always-remote", "colocated"}
 
 
 @pytest.mark.parametrize("text", ["1e400", "1,1" + "0" * 400, "1e308", "5e-324", "nan", "-1"])

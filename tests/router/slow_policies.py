@@ -12,7 +12,7 @@ from ampd.types import Role
 
 
 class TellsItsProcess(Policy):
-    """Names the process that asks it as the reason, and its niceness as the lane."""
+    """Names the process that asks it as the reason, and its niceness as the label."""
 
     is_slow: ClassVar[bool] = True
 

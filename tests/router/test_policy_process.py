@@ -71,7 +71,7 @@ async def test_the_answer_comes_from_one_other_process_that_is_nice(asked: list[
     process = process_of(TellsItsProcess(), asked)
     (first,), (second,) = await answered(process), await answered(process)
     assert first.reason == second.reason != str(os.getpid())
-    assert first.lane == str(min(os.nice(0) + 19, 19))
+    assert first.label == str(min(os.nice(0) + 19, 19))
     process.stop()
     await until(lambda: not alive(int(first.reason)))
 

@@ -50,7 +50,7 @@ class Script:
     loads: list[Load] = field(default_factory=list)
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        self.shown.append({view.worker_id: str(view.role) + view.lane for view in situation.workers})
+        self.shown.append({view.worker_id: str(view.role) + view.label for view in situation.workers})
         self.since_s.append(situation.now_s - situation.changed_s)
         self.loads.append(situation.load)
         return tuple(self.wants)
@@ -99,13 +99,13 @@ async def roles(store: StateStore) -> dict[str, RoleAssigned | None]:
     return {view.worker_id: await store.publish_worker(view, LEASE_S) for view in await store.snapshot()}
 
 
-async def is_published(store: StateStore, role: Role, lane: str = "") -> bool:
+async def is_published(store: StateStore, role: Role, label: str = "") -> bool:
     """Whether the only worker publishes this role."""
-    return [(view.role, view.lane) for view in await store.snapshot()] == [(role, lane)]
+    return [(view.role, view.label) for view in await store.snapshot()] == [(role, label)]
 
 
-def to_prefill(worker_id: str, lane: str = "") -> RoleChange:
-    return RoleChange(worker_id, Role.PREFILL, "busy", lane)
+def to_prefill(worker_id: str, label: str = "") -> RoleChange:
+    return RoleChange(worker_id, Role.PREFILL, "busy", label)
 
 
 async def test_a_prefill_worker_takes_over_when_the_last_owner_of_sessions_is_lost(opened: Open) -> None:
@@ -147,7 +147,7 @@ async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.Lo
         assert first_script.since_s[0] == float("inf")
         assert 0 <= first_script.since_s[2] < PATIENCE_S
     lines = [record.getMessage() for record in caplog.records]
-    assert lines.count("worker d2: decode -> prefill/long (busy)") == 1
+    assert lines.count("worker d2: decode -> prefill (busy)") == 1
 
 
 async def test_a_policy_that_reads_load_gets_the_rounds_of_all_coordinators(opened: Open) -> None:
@@ -405,16 +405,16 @@ async def test_a_worker_hears_at_once_and_publishes_its_new_role(opened: Open, m
     store, leader, role = await opened(), await opened(), WorkerRole(Role.DECODE)
     changes = PendingChanges()
     publisher = Publisher(
-        store, "d1", lambda: WorkerView("d1", role.role, lane=role.lane), changes, LEASE_S, 0.025, role.adopt
+        store, "d1", lambda: WorkerView("d1", role.role, label=role.label), changes, LEASE_S, 0.025, role.adopt
     )
     await publisher.start()
     listening = _listening(store, monkeypatch)
     hearing = asyncio.create_task(follow_roles(store, "d1", changes.changed))
     await listening.wait()
     await leader.lead("c", LEASE_S)
-    for wanted, lane in ((Role.PREFILL, "short"), (Role.DECODE, "")):
-        assert await leader.assign_role("c", RoleAssigned("d1", wanted, lane, "test"), LEASE_S)
-        await until(lambda: is_published(leader, wanted, lane))  # noqa: B023
+    for wanted, label in ((Role.PREFILL, "short"), (Role.DECODE, "")):
+        assert await leader.assign_role("c", RoleAssigned("d1", wanted, label, "test"), LEASE_S)
+        await until(lambda: is_published(leader, wanted, label))  # noqa: B023
     hearing.cancel()
     await asyncio.wait({hearing})
     await publisher.retire()

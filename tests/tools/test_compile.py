@@ -35,7 +35,7 @@ SIMULATIONS = {
     "overload": f"{TAU} --rate 12",
     "paper": f"{TAU} --rate 5 --routing ampd --ordering ampd --slicing whole",
     "coding-agents": f"coding-agents {SCENE} --rate 0.3 --limit 12",
-    "modes": f"{TAU} --rate 4 --mode disaggregated,always-remote,colocated,continuum",
+    "modes": f"{TAU} --rate 4 --mode disaggregated,always-remote,colocated",
     "delayed views": f"{TAU} --rate 5 --state-delay-s 0.05 --coordinators 3 --kv-read-s 0.004",
     "chunked prefill": f"coding-agents {SCENE} --rate 0.3 --limit 10 --chunk-tokens 512 --no-hand-over-pass",
     "pools": f"{TAU} --rate 8 --pools predictive,arrow --binding predictive",
@@ -43,9 +43,7 @@ SIMULATIONS = {
     "store": f"{TAU} --rate 4 --kv-capacity-tokens 20000 --kv-store-gib-per-gpu 4 --moves any --max-wait 3",
     "rivals": f"{TAU} --rate 9 --routing deflection,laps,table --ordering kairos,edf,hrrn",
     "mixed passes": f"{FEW} --rate 6 --slicing slack(mixes=true)",
-    "duetserve": f"{FEW} --rate 6 --mode colocated --ordering fcfs --slicing duetserve",
-    "dynaserve": f"{FEW_MIXED} --mixed 4xTP2 --routing dynaserve --ordering fcfs --slicing dynaserve"
-    " --binding kv-router",
+    "co-located mixed passes": f"{FEW} --rate 6 --mode colocated --ordering fcfs --slicing dynaserve",
     "taichi": f"{FEW_MIXED} --mixed 2xTP2 --decode 2xTP2 --routing taichi --ordering fcfs --slicing taichi"
     " --binding taichi",
 }

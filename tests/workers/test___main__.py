@@ -10,10 +10,10 @@ import pytest
 
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.errors import UserError
-from ampd.fork_server import ForkServer
 from ampd.perf.presets import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
+from tests.harness.fork_server import ForkServer
 from workers.__main__ import main
 from workers.engines import create_engine
 from workers.settings import WorkerSettings
@@ -100,6 +100,7 @@ def test_a_worker_whose_times_are_not_known_is_refused(start: Start, model_folde
         (["--engine", "sglang", "--model", "{empty}/none"], "--model: no folder at"),
         (["--engine", "sglang", "--model", "{no_weights}"], "has no weights"),
         (["--engine", "sglang", "--model", "{model}", "--tp", "8"], "--tp 8 does not fit the model's"),
+        (["--engine", "sglang", "--model", "{model}", "--tp", "2", "--device", "cpu"], "--tp 2 needs GPUs"),
     ],
 )
 def test_the_model_and_the_degree_come_before_discovery_and_redis(

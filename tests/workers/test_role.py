@@ -16,10 +16,10 @@ def test_a_role_is_taken_once_and_only_new_roles_count() -> None:
     role = WorkerRole(Role.DECODE)
     assert not role.adopt(RoleAssigned("w", Role.DECODE, "", "as it is"))
     assert role.adopt(RoleAssigned("w", Role.PREFILL, "long", "busy"))
-    assert (role.role, role.lane) == (Role.PREFILL, "long")
+    assert (role.role, role.label) == (Role.PREFILL, "long")
     assert role.adopt(RoleAssigned("w", Role.PREFILL, "short", "pressure"))
     assert not role.adopt(RoleAssigned("w", Role.PREFILL, "short", "again"))
-    assert role.changes == {Role.PREFILL: 1}, "another lane is the same role"
+    assert role.changes == {Role.PREFILL: 1}, "another label is the same role"
 
 
 @virtually

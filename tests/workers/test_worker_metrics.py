@@ -213,7 +213,7 @@ async def test_a_role_that_changes(model_folder: Path) -> None:
     async with stations(model_folder) as (_, _, decode):
         assert decode.total("ampd_worker_role", role="decode") == 1
         decode.role.adopt(RoleAssigned("w", Role.PREFILL, "", "ttft-short"))
-        decode.role.adopt(RoleAssigned("w", Role.PREFILL, "long", "balance"))  # another lane is no other role
+        decode.role.adopt(RoleAssigned("w", Role.PREFILL, "long", "balance"))  # another label is no other role
         assert decode.total("ampd_worker_role", role="decode") == 0
         assert decode.total("ampd_worker_role", role="prefill") == 1
         assert decode.total("ampd_worker_role_changes_total", role="prefill") == 1

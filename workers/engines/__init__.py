@@ -42,10 +42,11 @@ def check_engine(settings: WorkerSettings, prog: str) -> None:
     Raises:
         UserError: the model folder or the degree cannot be used; the line starts with `prog`.
     """
-    from workers.engines.sglang_settings import SglangSettings, check_sglang
+    from workers.engines.sglang_settings import SglangSettings, check_ranks, check_sglang
 
     if isinstance(settings, SglangSettings):
         check_sglang(settings, prog, shares_passes=_shares_passes(settings))
+        check_ranks(settings, prog)
     else:
         check_model_folder(settings.model, prog)
 

@@ -10,6 +10,7 @@ Engines on GPUs are left out, because CUDA does not survive a fork and SGLang's 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import os
@@ -25,9 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from ampd.child_process import end_with_parent
-from ampd.fork_server import surplus_threads
 
 log = logging.getLogger(__name__)
+
+_IMPORTS = (
+    "sglang.srt.entrypoints.engine",
+    "sglang.srt.managers.detokenizer_manager",
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.models.registry",
+    "workers.kv.ranks.linker",
+)
+"""What SGLang's processes import. The registry imports all models, as a scheduler does. NIXL and Dynamo are left out:
+they set themselves up when they are loaded, each in its own process."""
 
 _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_STACK)
 """SGLang raises them in the worker before it starts its processes."""
@@ -36,11 +46,20 @@ _LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_STACK)
 def prepare() -> None:
     """Import SGLang and fork the server, or leave all to the start of the engine if there is a GPU or no SGLang."""
     try:
-        import workers.engines.sglang_preload  # noqa: F401
+        _import_sglang()
     except Exception as error:  # of any library; what matters comes again at the start of the engine
         log.info("SGLang's processes are spawned, not forked: %s", error)
     else:
         start_server()
+
+
+def _import_sglang() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        raise RuntimeError("there is a GPU, and CUDA does not survive a fork")
+    for module in _IMPORTS:
+        importlib.import_module(module)
 
 
 def start_server() -> bool:
@@ -70,6 +89,24 @@ def start_server() -> bool:
     server._forkserver_alive_fd = alive_write
     server._forkserver_pid = pid
     return True
+
+
+def surplus_threads() -> int:
+    """Number of threads beside this one that a fork would break; 0: this process can be forked safely.
+
+    OpenBLAS starts threads when it is imported, ends them before each fork and starts them again when it needs them. So
+    threads count after a first fork.
+    """
+    if _threads() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return _threads() - 1
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def choose_start_method() -> None:

@@ -3,8 +3,7 @@
 Grammars with bounded costs, the digests of pages where SGLang's extension for them cannot be built, and where the
 ranks' store listens. A rank that does not start tells the worker why. The slicing policy sizes the passes that prefills
 share with the batch. On machines without a GPU also the rotary
-embedding, a size of the memory that does not change, and what several ranks need: groups without NCCL, cores for each
-rank, replicated KV heads.
+embedding, and a size of the memory that does not change.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -26,9 +23,6 @@ log = logging.getLogger(__name__)
 
 ENGINE_FLAG = "AMPD_SGLANG_ENGINE"
 """Set by AMPD in the environment of its own engines; without it the plugin leaves SGLang as it is."""
-
-_CORES = "SGLANG_CPU_OMP_THREADS_BIND"
-"""SGLang's variable: the CPU cores of each rank, as in `0,1|2,3`."""
 
 
 def register() -> None:
@@ -54,12 +48,6 @@ def register() -> None:
         HookRegistry.register("sglang.srt.utils.common.get_free_cpu_memory", memory_bytes, HookType.AROUND)
         rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"
         HookRegistry.register(rotary, with_torch_rotary, HookType.AROUND)
-        group = "sglang.srt.distributed.parallel_state.GroupCoordinator.__init__"
-        HookRegistry.register(group, without_nccl, HookType.AROUND)
-        binding = "sglang.srt.utils.numa_utils.init_threads_binding"
-        HookRegistry.register(binding, divide_cores, HookType.BEFORE)
-        padding = "sglang.srt.model_executor.model_runner.adjust_config_with_unaligned_cpu_tp"
-        HookRegistry.register(padding, replicate_kv_heads, HookType.AROUND)
 
 
 def with_hashlib(_load: Any) -> Any:
@@ -141,31 +129,3 @@ def rotary_embedding(
         first, second = heads.chunk(2, dim=-1) if is_neox_style else (heads[..., ::2], heads[..., 1::2])
         pair = first * cos - second * sin, second * cos + first * sin
         heads.copy_(torch.cat(pair, dim=-1) if is_neox_style else torch.stack(pair, dim=-1).flatten(-2))
-
-
-def without_nccl(original: Any, *args: Any, **kwargs: Any) -> None:
-    """Make a group of ranks without NCCL, which needs a GPU. Gloo remains."""
-    original(*args, **{**kwargs, "use_pynccl": False})
-
-
-def divide_cores(*, numa_index: int, world_size: int) -> None:
-    """Give each rank its cores, unless the user did: by itself SGLang wants as many NUMA nodes as ranks."""
-    del numa_index
-    if world_size > 1:
-        os.environ.setdefault(_CORES, cores_of_ranks(sorted(os.sched_getaffinity(0)), world_size))
-
-
-def cores_of_ranks(cores: Sequence[int], ranks: int) -> str:
-    """The cores, divided among the ranks in order. With fewer cores than ranks each rank gets one, and ranks share."""
-    if len(cores) < ranks:
-        return "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
-    bounds = [rank * len(cores) // ranks for rank in range(ranks + 1)]
-    return "|".join(",".join(map(str, cores[first:end])) for first, end in pairwise(bounds))
-
-
-def replicate_kv_heads(original: Any, model_config: Any, load_config: Any, tp_size: int) -> Any:
-    """Leave the model's heads as they are, so that KV heads are replicated on surplus ranks as on a GPU.
-
-    On the CPU SGLang pads the number of KV heads to the number of ranks. The loader of the weights then fails.
-    """
-    return original(model_config, load_config, tp_size) if tp_size == 1 else model_config

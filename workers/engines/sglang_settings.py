@@ -201,3 +201,16 @@ def check_sglang(settings: SglangSettings, prog: str, *, shares_passes: bool = F
     check_degree(model, settings.tp, prog)
     if not any(model.glob("*.safetensors")) and not any(model.glob("*.bin")):
         raise UserError(f"{prog}: --model: {model} has no weights (*.safetensors); copy the model's weights into it")
+
+
+def check_ranks(settings: SglangSettings, prog: str) -> None:
+    """Refuse several ranks without GPUs for them.
+
+    Raises:
+        UserError: the line starts with `prog`.
+    """
+    try:
+        if settings.tp > 1 and not choose_gpu(settings.device, settings.tp):
+            raise EngineError(f"--tp {settings.tp} needs GPUs; on a CPU an engine has one rank (--tp 1)")
+    except EngineError as error:
+        raise UserError(f"{prog}: {error}") from None

@@ -1,25 +1,27 @@
-"""Check of the model folder: whether workers can serve it here, at the given degree."""
+"""Checks of the model folder and of the performance model: whether workers can serve it here, at the given degree."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.doctor.finding import Finding, Verdict
+from ampd.cli.doctor.finding import SERVE, Finding, Verdict
+from ampd.cli.serve.default_perf import default_perf
+from ampd.cli.serve.devices import FoundGpu
 from ampd.cli.serve.settings import TINY
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
 from ampd.perf.memory import MEMORY_SHARE
+from ampd.perf.presets import load_performance_model
 from ampd.tiny_model import tiny_model_path
+from ampd.types import Parallelism
 from workers.engines.sglang_limits import check_degree
 from workers.kv.geometry import TRIED_DEGREES
 
-PROG = "ampd doctor"
-_GB = 1e9
-_COMPLETE = "give a complete model folder: --model FOLDER"
+_GB, _MIB = 1e9, 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,47 +29,39 @@ class ModelReading:
     """A model folder.
 
     Attributes:
-        problem: why it cannot be served; empty: it can.
-        fix: what to do about the problem; empty: there is none.
         kv_pool: SGLang's class of the KV pool, derived from the configuration.
-        weight_bytes: of the files with weights.
+        weight_bytes: of the files with weights; 0: there are none.
     """
 
     folder: str
-    problem: str = ""
-    fix: str = ""
-    architecture: str = ""
-    kv_pool: str = ""
-    weight_bytes: int = 0
+    architecture: str
+    kv_pool: str
+    weight_bytes: int
 
 
-def read_model(model: str, tp: int, *, needs_weights: bool) -> ModelReading:
+def read_model(model: str, tp: int) -> ModelReading:
     """Read configuration, tokenizer and sizes of the weights.
 
     Args:
         model: a folder, or `tiny`.
-        needs_weights: the engine computes.
+
+    Raises:
+        UserError: workers cannot read it, or not at this degree.
     """
-    try:
-        folder = check_model_folder(tiny_model_path() if model == TINY else Path(model), PROG)
-        check_degree(folder, tp, PROG)
-    except UserError as error:
-        problem, _, fix = str(error).removeprefix(f"{PROG}: ").partition("; ")
-        return ModelReading(model, problem, fix or _COMPLETE)
+    folder = check_model_folder(tiny_model_path() if model == TINY else Path(model), SERVE)
+    check_degree(folder, tp, SERVE)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        text = {**config, **(config.get("text_config") or {})}
-        pool = kv_pool(text)
+        pool = kv_pool({**config, **(config.get("text_config") or {})})
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return ModelReading(model, f"{folder / 'config.json'} is not a model's configuration", _COMPLETE)
+        raise UserError(
+            f"{folder / 'config.json'} is not a model's configuration; copy the model's files again"
+        ) from None
     files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
-    weight_bytes = sum(file.stat().st_size for file in files)
-    problem = f"{folder} has no weights (*.safetensors)" if needs_weights and not weight_bytes else ""
     named = config.get("architectures")
     architecture = ", ".join(filter(None, map(str, named if isinstance(named, list) else ())))
     architecture = architecture or str(config.get("model_type") or "unknown architecture")
-    fix = _COMPLETE if problem else ""
-    return ModelReading(str(folder), problem, fix, architecture, pool, weight_bytes)
+    return ModelReading(str(folder), architecture, pool, sum(file.stat().st_size for file in files))
 
 
 def kv_pool(config: Mapping[str, Any]) -> str:
@@ -82,26 +76,37 @@ def kv_pool(config: Mapping[str, Any]) -> str:
     return "MHATokenToKVPool"
 
 
-def judge_model(reading: ModelReading, tp: int, rank_bytes: int, *, is_shared: bool) -> list[Finding]:
-    """Whether the KV exchange was tried with this family, and whether the weights fit.
+def judge_model(reading: ModelReading, tp: int, gpus: Sequence[FoundGpu], host_bytes: int) -> Finding:
+    """Whether the weights fit beside some KV, and whether the KV exchange was tried with this family.
 
     Args:
-        rank_bytes: memory of the device that one rank computes on.
-        is_shared: all ranks of both workers compute on the same device.
+        host_bytes: memory that is available; all ranks of both workers compute in it if there are no GPUs.
     """
-    if reading.problem:
-        return [Finding("model", Verdict.WRONG, reading.problem, reading.fix)]
-    found = (
-        f"{reading.folder}: {reading.architecture}, {reading.kv_pool}, {reading.weight_bytes / _GB:.2f} GB of weights"
-    )
-    ranks = 2 * tp if is_shared else 1
-    usable = MEMORY_SHARE.usable_share * rank_bytes / ranks
-    if reading.weight_bytes / tp > usable:
-        found += f"; {usable / _GB:.1f} GB are left for each rank"
-        fix = "use a larger --tp, or more GPUs: both workers share one" if is_shared else "use a larger --tp"
-        return [Finding("model", Verdict.WRONG, found, fix)]
+    name, gigabytes = "model", reading.weight_bytes / _GB
+    found = f"{reading.folder}: {reading.architecture}, {reading.kv_pool}, {gigabytes:.2f} GB of weights"
+    if not reading.weight_bytes:
+        fix = "give a complete model folder: --model FOLDER"
+        return Finding(name, Verdict.WRONG, f"{reading.folder} has no weights (*.safetensors)", fix)
+    free_bytes = min((_MIB * (gpu.memory_mib - gpu.used_mib) for gpu in gpus), default=host_bytes)
+    free_gb = MEMORY_SHARE.usable_share * free_bytes / _GB
+    worker_gb = gigabytes / tp if gpus else gigabytes
+    found += f", {free_gb:.1f} GB for weights and KV {'on each GPU' if gpus else 'in the memory'}"
+    if worker_gb > free_gb:
+        fix = "use a larger --tp, or end other programs on the GPUs (nvidia-smi lists them)"
+        return Finding(name, Verdict.WRONG, found, fix if gpus else "free memory, or raise the container's limit")
+    if len(gpus) < 2 and 2 * worker_gb > free_gb:
+        fix = "serve with one worker (--prefill 0 --decode 1), or with more GPUs"
+        return Finding(name, Verdict.WARNING, f"{found}: too little for two workers", fix)
     if tp not in TRIED_DEGREES.get(reading.kv_pool, ()):
-        found += f"; never tried at --tp {tp}"
         fix = "try it with --worker-args '--allow-untested'; docs/models.md lists what was tried"
-        return [Finding("model", Verdict.SLOW, found, fix)]
-    return [Finding("model", Verdict.OK, found)]
+        return Finding(name, Verdict.WARNING, f"{found}; the KV store was never tried with it at --tp {tp}", fix)
+    return Finding(name, Verdict.OK, found)
+
+
+def check_performance_model(perf: str | None, model: str, tp: int) -> Finding:
+    """Whether the times of the model are known: by `perf`, else by the performance model that `ampd serve` takes."""
+    times, degree = load_performance_model(perf or default_perf(model)), Parallelism(tp)
+    times.require([degree], [degree])
+    capacity = times.kv_capacity_tokens(degree)
+    found = f"{times.name}, --tp {tp}" + (f": room for KV of {capacity} tokens in a worker" if capacity else "")
+    return Finding("performance model", Verdict.OK, found)

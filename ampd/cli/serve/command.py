@@ -25,10 +25,8 @@ from ampd.cli.serve.metrics import live_urls, system_url, write_targets
 from ampd.cli.serve.processes import Supervisor
 from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
-from ampd.cli.serve.starting import start_processes, worker_server
 from ampd.cli.serve.watch import GraphWatch
 from ampd.errors import UserError
-from ampd.fork_server import ForkServer
 from ampd.model_folder import check_model_folder
 from ampd.reserved_ports import reserved_ports
 from ampd.settings import PREFIX, parse_settings
@@ -79,8 +77,8 @@ def run(argv: Sequence[str]) -> int:
             body_limit_mb=body_limit_mb(context_length(model_path, None)),
             system_ports=system_ports,
         )
-        with _log_dir(settings) as log_dir, worker_server(settings.engine, environments, log_dir) as server:
-            return asyncio.run(_serve(settings, site, log_dir, server))
+        with _log_dir(settings) as log_dir:
+            return asyncio.run(_serve(settings, site, log_dir))
 
 
 def _worker_environments(settings: ServeSettings) -> list[dict[str, str]]:
@@ -120,7 +118,7 @@ def _log_dir(settings: ServeSettings) -> Iterator[Path]:
         shutil.rmtree(chosen, ignore_errors=True)
 
 
-async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server: ForkServer | None) -> int:
+async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int:
     stopped, supervisor = asyncio.Event(), Supervisor(log_dir)
     _stop_at_signals(stopped, supervisor)
     try:
@@ -146,11 +144,12 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path, server
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
         expected = Expected(url, site.model_name, settings.workers(), settings.coordinators)
-        starting = start_processes(supervisor, server, specs, _progress)
+        for spec in specs:
+            supervisor.start(spec)
         waiting = wait_until_ready(
             store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
         )
-        has_served = await _unless_stopped(_all_of(starting, waiting), stopped)
+        has_served = await _unless_stopped(waiting, stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)
             urls = live_urls(settings.metrics_host, specs, frontend)
@@ -191,19 +190,6 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopped: asyncio.Even
     finally:
         working.cancel()
         interrupted.cancel()
-
-
-async def _all_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Return when all have. The first error, or the end of this task, ends the others."""
-    tasks = [asyncio.create_task(part) for part in parts]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        for task in tasks:
-            if task.done():
-                await task
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _stop(supervisor: Supervisor) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ampd.cli.doctor.gpus import read_gpus
-from ampd.cli.serve.devices import visible_gpus
+from ampd.cli.serve.devices import found_gpus
 from ampd.cli.serve.settings import TINY
 from ampd.errors import UserError
 from ampd.perf.gpus import GPUS, preset_of
@@ -49,9 +48,7 @@ def default_perf(model: str) -> str:
 
 
 def _gpu_names() -> list[str]:
-    """The names of the GPUs that this process may use, each once."""
-    visible = visible_gpus()
-    gpus = read_gpus(asks_torch=False).gpus if visible else ()
-    # They may be named by other ids than their indices, too.
-    named = [gpu.name for gpu in gpus if str(gpu.index) in visible] or [gpu.name for gpu in gpus]
-    return sorted(set(named))
+    try:
+        return sorted({gpu.name for gpu in found_gpus()})
+    except UserError:  # `ampd doctor` shows it
+        return []

@@ -1,29 +1,102 @@
-"""Divides the GPUs or the CPU cores of this machine among the workers of a local graph."""
+"""Finds the GPUs of this machine, and divides them or the CPU cores among the workers of a local graph."""
 
 from __future__ import annotations
 
+import csv
 import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
 from itertools import accumulate
 
 from ampd.errors import UserError
 
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_QUERY = "index,name,memory.total,memory.used,driver_version"
+_TIMEOUT_S = 60.0
+_MOST_DIGITS = 12
+_FIX = "see that the driver is loaded and fits its own tools, and in a container that it has the GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGpu:
+    """One GPU. Sizes in MiB, as the driver gives them; 0: the driver does not know."""
+
+    index: int
+    name: str
+    memory_mib: int
+    used_mib: int
+    driver: str
+
+
+def found_gpus() -> list[FoundGpu]:
+    """The NVIDIA GPUs that this process may use; none without a driver.
+
+    Raises:
+        UserError: there is a driver, and it fails.
+    """
+    visible = _chosen()
+    if shutil.which("nvidia-smi") is None or visible == []:
+        return []
+    try:
+        listing = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"nvidia-smi has not answered for {_TIMEOUT_S:.0f} s; {_FIX}") from None
+    if listing.returncode != 0:
+        reason = " ".join((listing.stdout or listing.stderr).split())[:300] or "no message"
+        raise UserError(f"nvidia-smi fails: {reason}; {_FIX}")
+    try:
+        gpus = parsed(listing.stdout)
+    except (ValueError, csv.Error):
+        raise UserError(f"nvidia-smi lists the GPUs in an unknown form; {_FIX}") from None
+    # They may be named by other ids than their indices, too.
+    return [gpu for gpu in gpus if visible is None or str(gpu.index) in visible] or gpus
+
+
+def parsed(listing: str) -> list[FoundGpu]:
+    """The rows of `nvidia-smi`. A field that the GPU does not have is text such as `[N/A]`.
+
+    Raises:
+        ValueError, csv.Error: they are other rows.
+    """
+    rows = csv.reader(StringIO(listing), skipinitialspace=True)
+    return [
+        FoundGpu(_index(index), name, _number(total) or 0, _number(used) or 0, driver)
+        for index, name, total, used, driver in (row for row in rows if row)
+    ]
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.strip().isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _index(text: str) -> int:
+    if (index := _number(text)) is None:
+        raise ValueError("a GPU without an index")
+    return index
 
 
 def visible_gpus() -> list[str]:
     """Ids of the GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` takes them; empty without NVIDIA GPUs."""
-    chosen = os.environ.get(GPUS_VARIABLE)
-    if chosen is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
-    if shutil.which("nvidia-smi") is None:
+    if (chosen := _chosen()) is not None:
+        return chosen
+    try:
+        return [str(gpu.index) for gpu in found_gpus()]
+    except UserError:  # `ampd doctor` shows it; engines compute on the CPU
         return []
-    listing = subprocess.run(
-        ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
-    return listing.stdout.split() if listing.returncode == 0 else []
+
+
+def _chosen() -> list[str] | None:
+    chosen = os.environ.get(GPUS_VARIABLE)
+    return None if chosen is None else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
 
 
 def worker_environments(degrees: Sequence[int], gpus: Sequence[str], cpus: int) -> list[dict[str, str]]:

@@ -86,13 +86,9 @@ class Supervisor:
         self._start = start
         self._children: list[_Child] = []
 
-    def start(self, spec: ProcessSpec, start: Start | None = None) -> None:
-        """Start one process; its output goes to `<log_dir>/<name>.log`.
-
-        Args:
-            start: how, if not as usual.
-        """
-        self._children.append(self._started(spec, self._log_dir / f"{spec.name}.log", start or self._start))
+    def start(self, spec: ProcessSpec) -> None:
+        """Start one process; its output goes to `<log_dir>/<name>.log`."""
+        self._children.append(self._started(spec, self._log_dir / f"{spec.name}.log"))
 
     def start_again(self, name: str) -> None:
         """Start a process that has ended by itself. Its output goes to `<name>.2.log`, that of the next one to 3."""
@@ -100,10 +96,10 @@ class Supervisor:
         ended = self._children[index]
         _signal_group(ended.process, signal.SIGKILL)  # what it has left behind
         number = next(count for count in itertools.count(2) if not (self._log_dir / f"{name}.{count}.log").exists())
-        self._children[index] = self._started(ended.spec, self._log_dir / f"{name}.{number}.log", self._start)
+        self._children[index] = self._started(ended.spec, self._log_dir / f"{name}.{number}.log")
 
-    def _started(self, spec: ProcessSpec, log: Path, start: Start) -> _Child:
-        return _Child(spec, start(spec.argv, spec.environment(os.environ), log), log)
+    def _started(self, spec: ProcessSpec, log: Path) -> _Child:
+        return _Child(spec, self._start(spec.argv, spec.environment(os.environ), log), log)
 
     @property
     def pids(self) -> dict[str, int]:

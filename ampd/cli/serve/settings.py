@@ -46,7 +46,7 @@ class ServeSettings(GraphSettings):
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(
         defaults.ROUTING,
-        description="Policy that chooses where a round is prefilled; threshold(tokens=4096) sets a parameter. "
+        description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter. "
         "docs/policies.md lists the policies of all kinds.",
     )
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")

@@ -166,13 +166,11 @@ def _connection(row: Row) -> Cell:
 
 def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
     rows, (ttft_s, itl_s) = snapshot["workers"], _targets(snapshot)
-    lane = Column("lane", 6, 60, lambda row: row["lane"] or "-", is_left=True)
     wait = Column("wait", 6, 96, lambda row: seconds(row["queue_wait_s"]))
     tokens = Column("tokens", 6, 96, lambda row: count(row["queue_tokens"]))
     columns = [
         Column("worker", _widest(short), 99, lambda row: short[row["worker_id"]], is_left=True),
         Column("role", 7, 98, lambda row: row["role"], is_left=True),
-        *([lane] if any(row["lane"] for row in rows) else []),
         Column("TP", 2, 30, lambda row: str(row["tp"])),
         Column("queue", 5, 97, lambda row: count(row["queue_prefills"])),
         wait if any(row["queue_wait_s"] is not None for row in rows) else tokens,

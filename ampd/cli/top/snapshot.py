@@ -30,7 +30,7 @@ def snapshot_of(overview: Overview, now_s: float, model: PerformanceModel | None
         model: predicts the wait in each queue; without one nothing is predicted.
     """
     coordinators = sorted(overview.coordinators, key=lambda entry: entry.view.coordinator_id)
-    workers = sorted(overview.workers, key=lambda entry: (entry.view.role, entry.view.lane, entry.view.worker_id))
+    workers = sorted(overview.workers, key=lambda entry: (entry.view.role, entry.view.worker_id))
     notes = list(_notes([entry.view for entry in coordinators], [entry.view for entry in workers]))
     slos = [entry.view.slo for entry in coordinators]
     most_common = max(slos, key=slos.count, default=None)
@@ -112,7 +112,6 @@ def _worker(entry: Heard[WorkerView], now_s: float, queue_wait_s: float | None) 
         "worker_id": view.worker_id,
         "age_s": entry.age_s,
         "role": str(view.role),
-        "lane": view.lane,
         "tp": view.parallelism.tp,
         "queue_prefills": view.queued_prefills,
         "queue_tokens": sum(task.incr_tokens for task in view.queue) + view.queue_rest.incr_tokens,

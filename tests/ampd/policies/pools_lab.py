@@ -33,7 +33,7 @@ def waiting(*incr_tokens: int, hist_tokens: int = 0) -> tuple[PrefillTask, ...]:
     )
 
 
-def prefill(name: str, *queue: int, batch: int = 0, ttft: Window = EMPTY, lane: str = "") -> WorkerView:
+def prefill(name: str, *queue: int, batch: int = 0, ttft: Window = EMPTY, label: str = "") -> WorkerView:
     return WorkerView(
         name,
         Role.PREFILL,
@@ -42,7 +42,7 @@ def prefill(name: str, *queue: int, batch: int = 0, ttft: Window = EMPTY, lane: 
         ttft,
         decode_batch=batch,
         decode_context_tokens=1000 * batch,
-        lane=lane,
+        label=label,
     )
 
 
@@ -66,7 +66,7 @@ CARRIED = next(n for n in range(1, 4096) if MODEL.decode_step_s(n + 1, 1000 * (n
 
 
 def lanes(*names: str) -> list[WorkerView]:
-    return [prefill(f"p{number}", lane=lane) for number, lane in enumerate(names)]
+    return [prefill(f"p{number}", label=label) for number, label in enumerate(names)]
 
 
 tasks = st.lists(

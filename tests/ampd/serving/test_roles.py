@@ -26,8 +26,8 @@ class WantsNothing:
         return ()
 
 
-def turn(worker_id: str, role: Role, lane: str = "") -> RoleChange:
-    return RoleChange(worker_id, role, "test", lane)
+def turn(worker_id: str, role: Role, label: str = "") -> RoleChange:
+    return RoleChange(worker_id, role, "test", label)
 
 
 def due(workers: dict[str, Role], *changes: RoleChange) -> DueChanges:
@@ -57,9 +57,9 @@ def test_the_policy_sees_the_situation() -> None:
 
 
 def test_a_role_that_the_worker_has_is_no_change_but_another_lane_is() -> None:
-    same, lane = turn("p1", Role.PREFILL), turn("p1", Role.PREFILL, "long")
-    found = due(PAIR, same, lane, lane)
-    assert [change.change for change in found.changes] == [lane]
+    same, labelled = turn("p1", Role.PREFILL), turn("p1", Role.PREFILL, "long")
+    found = due(PAIR, same, labelled, labelled)
+    assert [change.change for change in found.changes] == [labelled]
     assert found.changes[0].before == WorkerView("p1", Role.PREFILL)
 
 
@@ -85,7 +85,7 @@ def test_a_mixed_worker_owns_sessions_and_so_lets_the_last_decode_worker_go() ->
 
 def test_a_worker_that_changes_twice_is_seen_as_its_first_change_left_it() -> None:
     found = due(PAIR, turn("d1", Role.PREFILL, "long"), turn("d1", Role.DECODE))
-    assert [(change.before.role, change.before.lane) for change in found.changes] == [
+    assert [(change.before.role, change.before.label) for change in found.changes] == [
         (Role.DECODE, ""),
         (Role.PREFILL, "long"),
     ]
@@ -97,7 +97,7 @@ def test_a_worker_that_changes_twice_is_seen_as_its_first_change_left_it() -> No
 )
 def test_a_worker_that_owns_sessions_is_always_left(roles: list[Role], wanted: list[tuple[int, Role, str]]) -> None:
     workers = {str(number): role for number, role in enumerate(roles)}
-    found = due(workers, *(turn(str(number), role, lane) for number, role, lane in wanted))
+    found = due(workers, *(turn(str(number), role, label) for number, role, label in wanted))
     assert len(found.changes) + len(found.kept) <= len(wanted)
     had_one = any(role.owns_sessions for role in workers.values())
     for change in found.changes:

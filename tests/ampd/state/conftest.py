@@ -58,9 +58,9 @@ class Make:
         return WorkerView(worker_id=worker_id, role=role, **fields)  # type: ignore[arg-type]
 
     def role(
-        self, worker_id: str = "d1", role: Role = Role.PREFILL, lane: str = "", reason: str = "test"
+        self, worker_id: str = "d1", role: Role = Role.PREFILL, label: str = "", reason: str = "test"
     ) -> RoleAssigned:
-        return RoleAssigned(worker_id, role, lane, reason)
+        return RoleAssigned(worker_id, role, label, reason)
 
     def write(
         self, session_id: str = "s1", worker_id: str = "d1", epoch: int = 0, task_id: str = "t1", at: str = ""

@@ -210,7 +210,7 @@ NONSENSE: dict[str, Any] = {
     "itl": [-0.5, 1],
     "tp": "two",
     "held_tokens": {"s": -1},
-    "lane": "x" * 10_000,
+    "label": "x" * 10_000,
     "queue": [{}],
     "queue_rest": [1, -1, 0],
     "kv_window": [1, 2, 3, 4, 5, 6, -0.5],

@@ -289,7 +289,7 @@ class TestWorkers:
             kv_capacity_tokens=10**9,
             max_context_tokens=131072,
             held_tokens={"a": 1, "b": 2},
-            lane="short prompts",
+            label="short prompts",
         )
         await worker.publish_worker(view, LONG_S)
         assert await reader.snapshot() == [view]

@@ -65,7 +65,7 @@ class TestRoles:
         await watcher.start()
         await everything.start()
         assert (await leader.lead("c1", LONG_S)).assigned_ago_s is None
-        first, second = make.role("d1", lane='a "lane"'), make.role("d1", role=Role.DECODE, reason="back")
+        first, second = make.role("d1", label='a "label"'), make.role("d1", role=Role.DECODE, reason="back")
         for role in (first, second):
             assert await leader.assign_role("c1", role, LONG_S)
             assert await worker.publish_worker(make.view("d1"), LONG_S) == role

@@ -13,8 +13,6 @@ def test_an_unknown_setting_is_refused() -> None:
         run(["--only", "nowhere"])
 
 
-def test_a_document_without_markers_is_refused(tmp_path: Path) -> None:
-    document = tmp_path / "page.md"
-    document.write_text("nothing\n")
-    with pytest.raises(UserError, match="has no lines <!-- best layouts: begin -->"):
-        run(["--only", "tau-bench", "--write", str(document)])
+def test_results_go_to_a_folder_that_exists(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere is no folder; create it first"):
+        run(["--only", "tau-bench", "--write", str(tmp_path / "nowhere")])

@@ -13,10 +13,11 @@ TINY = Setting("llama-3.1-8b", "h100", "tau-bench-airline", "1xTP1", "1xTP1", 0.
 def test_entries_are_found_by_their_labels() -> None:
     labels = [entry.label for entry in entries_of(TINY, "")]
     assert len(labels) == len(set(labels))
-    assert {"ours looking ahead 1+1", "co-located ours, shared passes", "deflection 1+1", "dynaserve"} <= set(labels)
-    assert [entry.label for entry in entries_of(TINY, "dynaserve; deflection 1+1")] == ["dynaserve", "deflection 1+1"]
-    with pytest.raises(UserError, match="no 'dyna'; there are ours looking ahead 1"):
-        entries_of(TINY, "dyna")
+    rivals = ["co-located mixed passes", "deflection 1+1"]
+    assert {"ours looking ahead 1+1", "co-located ours, shared passes", *rivals} <= set(labels)
+    assert [entry.label for entry in entries_of(TINY, "; ".join(rivals))] == rivals
+    with pytest.raises(UserError, match="no 'co-loc'; there are ours looking ahead 1"):
+        entries_of(TINY, "co-loc")
 
 
 def test_a_row_has_the_mean_and_each_seed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,7 +78,7 @@ def test_rivals_that_prefill_where_rounds_decode_are_tried_with_shared_passes_to
     by_chunks = [f"{label}, shared passes" for label in ("deflection", "deflection window 32", "threshold", "arrow")]
     by_taichi = [f"taichi {sizes}, shared passes" for sizes in ("2048/256", "512/96")]
     on_splits = [f"{label} {split}" for label in by_chunks + by_taichi for split in ("1+3", "2+2", "3+1")]
-    assert {"dynaserve", "co-located mixed passes", "duetserve", *on_splits} <= set(sharing)
+    assert {"co-located mixed passes", *on_splits} <= set(sharing)
     assert not any(label.startswith(("always-remote", "kairos")) for label in sharing)
     pausing = {entry.contestant.spec for entry in rivals(FOUR, Engine.PAUSES)}
     assert not pausing & {contestant.spec for contestant in sharing.values()}

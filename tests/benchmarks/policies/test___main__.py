@@ -10,16 +10,16 @@ import pytest
 
 from ampd.errors import UserError
 from benchmarks.policies.__main__ import run as command
+from benchmarks.result_files import read
 
 FLAGS = ["--settings", "real", "--only", "8b tau", "--duration", "5", "--contestants", "always-remote", "--jobs", "1"]
 
 
 @pytest.mark.long
 def test_the_command_writes_tables_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    document, page, data = tmp_path / "page.md", tmp_path / "page.html", tmp_path / "data.jsonl"
-    document.write_text("<!-- tables: begin --><!-- tables: end -->\n")
+    page, data = tmp_path / "page.html", tmp_path / "data.jsonl"
     kept = ["--seeds", "2", "--data", str(data), "--cache", str(tmp_path / "cache")]
-    assert command([*FLAGS, *kept, "--write", str(document), "--page", str(page)]) == 0
+    assert command([*FLAGS, *kept, "--write", str(tmp_path), "--page", str(page)]) == 0
     rows = [json.loads(line) for line in data.read_text().splitlines()]
     assert {(row["contestant"], row["seed"]) for row in rows} == {
         (label, seed) for label in ("ours", "always-remote") for seed in (0, 1)
@@ -32,16 +32,16 @@ def test_the_command_writes_tables_and_a_page(tmp_path: Path, capsys: pytest.Cap
         assert points[carried]["in_time"] >= 0.99
         lost = [rate for rate, point in points.items() if point["rounds"] < 0.9 or point["in_time"] < 0.99]
         assert min(lost) <= 1.05 * carried
-    text = document.read_text()
-    assert "### Sustained goodput of rounds: ours against others, by setting" in text
-    assert re.search(r"\| llama-3.1-8b tau-bench-airline 1xTP1\+1xTP1 \| [\d.]+ ± [\d.]+ \|", text)
+    (row,) = read(tmp_path / "contest-sustained-goodput-of-rounds-ours-against-others.csv")
+    assert row["setting"] == "llama-3.1-8b tau-bench-airline 1xTP1+1xTP1"
+    assert re.fullmatch(r"[\d.]+ ± [\d.]+", row["ours"])
     html = page.read_text()
     assert html.count("<svg") == 2 + 2
     assert not re.search(r"(?:src|href)=\"http", html)
     before = data.read_text()
     assert command([*FLAGS, *kept]) == 0
     assert data.read_text() == before
-    assert "Sustained goodput of sessions" in capsys.readouterr().out
+    assert "### sustained goodput of sessions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,6 @@ def test_wrong_flags_are_one_line(flags: list[str], message: str, tmp_path: Path
         command([*flags, "--cache", str(tmp_path)])
 
 
-def test_a_document_without_markers_is_refused_before_any_work(tmp_path: Path) -> None:
-    document = tmp_path / "page.md"
-    document.write_text("nothing\n")
-    with pytest.raises(UserError, match="has no lines <!-- tables: begin -->"):
-        command([*FLAGS, "--write", str(document)])
+def test_a_folder_that_does_not_exist_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere is no folder; create it first"):
+        command([*FLAGS, "--write", str(tmp_path / "nowhere")])

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from ampd_rivals.ppd.table_file import parse_table, read_table
 
 from ampd.cli.main import main
 from ampd.errors import UserError
-from ampd.policies.rivals.ppd.table_file import parse_table, read_table
 from benchmarks.routing_table.__main__ import parse_scales, run
 from benchmarks.routing_table.table_file import FittedOn
 

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from ampd_rivals.ppd.table import TableRouting
 
 from ampd.errors import UserError
 from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
-from ampd.policies.rivals.ppd.table import TableRouting
 from ampd.types import Parallelism, Route, Slo
 from benchmarks.routing_table.case import FitCase, blank_table, scaled
 from benchmarks.routing_table.search import fit_table

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from ampd.fork_server import ForkServer
 from benchmarks.faults.cluster import KINDS, PAIR, LiveGraph, Member
 from benchmarks.faults.redis_proxy import RedisProxy
 from benchmarks.faults.redis_server import FaultyRedis
 from benchmarks.soak import sampling
 from benchmarks.soak.sampling import REDIS, Sampler
 from benchmarks.soak.trend import NIXL_PEERS, UNSETTLED
+from tests.harness.fork_server import ForkServer
 from tests.waiting import until
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ampd_rivals.ppd.table_file import DEFAULT_TABLE
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
-from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.types import Parallelism
 from planner.layout.layout import Layout
 from planner.manifest.planned import MODELS_MOUNT

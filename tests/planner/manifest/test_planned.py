@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import yaml
+from ampd_rivals.ppd.table_file import DEFAULT_TABLE
 
 from ampd.cli.main import main as ampd
 from ampd.perf.presets import DEGREES, MODELS, analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
-from ampd.policies.rivals.ppd.table_file import DEFAULT_TABLE
 from ampd.types import Role
 from planner import plan_command
 from planner.layout.layout import layout_label

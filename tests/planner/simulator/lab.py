@@ -41,12 +41,11 @@ ROUTINGS = (
     "always-remote(choice=random)",
     "arrow",
     "deflection",
-    "dynaserve",
     "first-remote",
     "taichi",
     "threshold(tokens=300)",
 )
-SLICINGS = ("itl-chunks", "duetserve", "dynaserve")
+SLICINGS = ("itl-chunks", "itl-chunks(mixes=true)", "dynaserve")
 NO_OPTIONS = SimulationOptions()
 NO_PREFIXES: dict[str, SessionPrefix] = {}
 
@@ -157,7 +156,7 @@ routing_policies = st.builds(
     st.just(REMOTE),
     binding=st.sampled_from(["least-kv", "arrow"]).map(partial(create, "binding")),
     routing=st.sampled_from(ROUTINGS).map(partial(create_named, "routing")),
-    slicing=st.sampled_from(SLICINGS).map(partial(create, "slicing")),
+    slicing=st.sampled_from(SLICINGS).map(partial(create_named, "slicing")),
     pools=st.sampled_from([create("pools", "static"), ARROW.pools, RandomPools()]),
 )
 

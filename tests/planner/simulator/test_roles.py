@@ -268,7 +268,7 @@ def test_lanes_are_given_by_the_laps_pools_and_followed_by_its_routing() -> None
     done = run(sessions, cluster(2, 1), policies, OFTEN)
     used = {(record.placed.reason, record.placed.worker_id) for record in done.rounds}
     assert used == {("short", "prefill-0"), ("long", "prefill-1")}
-    assert done.role_flips == 0, "the first lane of a worker is no flip"
+    assert done.role_flips == 0, "the first label of a worker is no flip"
 
 
 def test_a_lane_under_pressure_gets_another_worker() -> None:

@@ -8,15 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from ampd_rivals.dynaserve import DynaServeSlicing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampd.cli.main import main
 from ampd.policies.base import SlicingPolicy
 from ampd.policies.passes import joined_tokens
-from ampd.policies.rivals.duetserve import DuetServe
-from ampd.policies.rivals.dynaserve.routing import DynaServeRouting
-from ampd.policies.rivals.dynaserve.slicing import DynaServeSlicing
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
 from planner.simulator.cluster import Cluster, ReplicaGroup
@@ -71,8 +69,7 @@ def test_the_rules_hold_in_every_run(kind: str, data: st.DataObject) -> None:
     the_rules_of_every_cluster_hold(case, done)
     evicted = {session_id for memory in memories for session_id in memory.evicted_sessions}
     a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(case, done, evicted)
-    if not splits_prompts(case):  # then the last part is computed where the round decodes
-        a_remote_round_reads_computes_returns_and_decodes_in_this_order(case, done)
+    a_remote_round_reads_computes_returns_and_decodes_in_this_order(case, done)
     kv_is_gone_at_the_end(memories)
 
 
@@ -130,14 +127,9 @@ def no_effect_comes_before_its_cause(case: Case, done: SimulationRun) -> None:
         before[record.session_id] = record.sent_s + record.e2e_s
 
 
-def splits_prompts(case: Case) -> bool:
-    """Whether two workers can compute the parts of one prompt."""
-    return isinstance(case.policies.routing, DynaServeRouting)
-
-
 def shares_passes(slicing: SlicingPolicy) -> bool:
     """Whether a decode step can be part of a prefill's pass, which takes longer then."""
-    return isinstance(slicing, DuetServe | DynaServeSlicing) or slicing.shares_passes
+    return getattr(slicing, "mixes", isinstance(slicing, DynaServeSlicing)) or slicing.shares_passes
 
 
 def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
@@ -150,22 +142,17 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
             continue
         assert record.ttft_s is not None
         turn_s, first_s = record.sent_s + case.how.dispatch_s + record.prefill.queued_s, record.sent_s + record.ttft_s
-        # A prompt that is split has its first part on another worker, before its turn on the second one.
-        is_split = splits_prompts(case)
         mine = [
             span
             for span in prefills
             if span.detail["session"] == record.session_id
-            and (is_split or span.worker_id == record.placed.worker_id)
-            and (record.sent_s if is_split else turn_s) - 1e-9 <= span.start_s
+            and span.worker_id == record.placed.worker_id
+            and turn_s - 1e-9 <= span.start_s
             and span.end_s <= first_s + 1e-9
         ]
         prompt_tokens = record.hist_tokens + record.incr_tokens
         computed_tokens = sum(span.detail["tokens"] for span in mine)
         assert record.incr_tokens <= computed_tokens
-        if is_split:
-            assert max(span.end_s for span in mine) == pytest.approx(first_s)
-            continue
         # A full memory in which no round runs evicts the slices of a prefill that waits. They are computed again.
         lost_slices = computed_tokens > prompt_tokens
         if lost_slices:

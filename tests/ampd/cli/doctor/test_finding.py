@@ -1,22 +1,16 @@
-"""A check that fails itself is a finding, and the worst verdict counts."""
+"""The worst verdict counts, and the report has no password."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
 
-from ampd.cli.doctor.finding import Check, Finding, Verdict, made, worst
+from ampd.cli.doctor.finding import Finding, Verdict, table, to_json, worst
 
-
-def _refuse(*_: object) -> list[Finding]:
-    raise OSError(13, "Permission denied")
-
-
-@pytest.mark.parametrize("check", [Check("a", _refuse, lambda _: []), Check("a", lambda: 1, _refuse)])
-def test_a_check_that_cannot_be_made_is_wrong(check: Check[object]) -> None:
-    _, (finding,) = made(check)
-    assert (finding.check, finding.verdict) == ("a", Verdict.WRONG)
-    assert finding.found == "could not be made: [Errno 13] Permission denied"
-    assert finding.fix
+FINDINGS = [
+    Finding("model", Verdict.OK, "tiny"),
+    Finding("Redis", Verdict.WRONG, "redis://ampd:h@n/hunter2@state:6379/0: away " + "word " * 60, "start it"),
+]
 
 
 @pytest.mark.parametrize(
@@ -25,9 +19,26 @@ def test_a_check_that_cannot_be_made_is_wrong(check: Check[object]) -> None:
         ((), Verdict.OK),
         ((Verdict.SKIPPED,), Verdict.SKIPPED),
         ((Verdict.OK, Verdict.SKIPPED), Verdict.OK),
-        ((Verdict.SLOW, Verdict.OK), Verdict.SLOW),
-        ((Verdict.SLOW, Verdict.WRONG, Verdict.OK), Verdict.WRONG),
+        ((Verdict.WARNING, Verdict.OK), Verdict.WARNING),
+        ((Verdict.WARNING, Verdict.WRONG, Verdict.OK), Verdict.WRONG),
     ],
 )
 def test_the_worst_verdict_counts(verdicts: Sequence[Verdict], expected: Verdict) -> None:
     assert worst([Finding("a", verdict, "") for verdict in verdicts]) is expected
+
+
+def test_a_table_has_a_fix_below_its_finding() -> None:
+    lines = table(FINDINGS, 100).splitlines()
+    assert lines[0] == "ok       model  tiny"
+    assert lines[1].startswith("wrong    Redis  redis://...@state:6379/0: away")
+    assert lines[-1].strip() == "fix: start it"
+    assert max(map(len, lines)) <= 100
+
+
+def test_json_is_one_object() -> None:
+    text = to_json(FINDINGS)
+    document = json.loads(text)
+    assert document["verdict"] == "wrong"
+    assert document["findings"][0] == {"check": "model", "verdict": "ok", "found": "tiny", "fix": ""}
+    assert "redis://...@state:6379/0" in text
+    assert "hunter2" not in text

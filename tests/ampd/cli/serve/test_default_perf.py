@@ -55,6 +55,13 @@ def test_only_the_visible_gpus_count(
         default_perf(str(folder))
 
 
+def test_a_driver_that_fails_is_no_gpu(machine: Machine, folder: Path, tmp_path: Path) -> None:
+    machine()
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(UserError, match="has no GPU"):
+        default_perf(str(folder))
+
+
 @pytest.mark.parametrize(
     ("gpus", "change", "words"),
     [

@@ -1,7 +1,11 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from ampd.cli.serve.devices import visible_gpus, worker_environments
+from ampd.cli.serve.devices import FoundGpu, found_gpus, parsed, visible_gpus, worker_environments
 from ampd.errors import UserError
+from tests.harness.gpus import machine_with
 
 
 def test_without_gpus_the_cores_are_shared_out() -> None:
@@ -42,3 +46,32 @@ def test_too_few_gpus_are_refused_with_the_numbers() -> None:
 def test_an_empty_cuda_visible_devices_hides_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert visible_gpus() == []
+
+
+def test_a_listing_is_read() -> None:
+    listing = "0, NVIDIA H200, 143771, 4, 580.95.05\n1, NVIDIA H200, 143771, [N/A], 580.95.05\n"
+    first = FoundGpu(0, "NVIDIA H200", 143771, 4, "580.95.05")
+    assert parsed(listing) == [first, replace(first, index=1, used_mib=0)]
+
+
+def test_visible_gpus_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(monkeypatch, tmp_path, "NVIDIA H20", "NVIDIA L40S")
+    assert visible_gpus() == ["0", "1"]
+    assert [gpu.name for gpu in found_gpus()] == ["NVIDIA H20", "NVIDIA L40S"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert (visible_gpus(), [gpu.name for gpu in found_gpus()]) == (["1"], ["NVIDIA L40S"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    assert (visible_gpus(), len(found_gpus())) == (["GPU-1"], 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"), [("echo no driver; exit 9", "nvidia-smi fails: no driver"), ("echo a table", "unknown form")]
+)
+def test_a_driver_that_fails_leaves_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    machine_with(monkeypatch, tmp_path)
+    (tmp_path / "bin" / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+    assert visible_gpus() == []
+    with pytest.raises(UserError, match=words):
+        found_gpus()

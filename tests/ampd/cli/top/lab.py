@@ -104,7 +104,7 @@ workers = st.builds(
     store_used_tokens=counts,
     store_capacity_tokens=counts,
     held_tokens=st.dictionaries(texts, counts, max_size=4),
-    lane=texts,
+    label=texts,
     kv_window=st.builds(KvWindow, counts, counts, counts, counts, counts, counts, times_s),
 )
 snapshots = st.builds(snapshot, st.lists(workers, max_size=5), st.lists(coordinators, max_size=3), times_s, texts)

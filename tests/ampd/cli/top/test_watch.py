@@ -16,12 +16,12 @@ from uuid import uuid4
 
 import pytest
 
-from ampd.fork_server import ForkedProcess, ForkServer
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
+from tests.harness.fork_server import ForkedProcess, ForkServer
 from tests.waiting import PATIENCE_S
 
 ENTER, LEAVE, SHOW_CURSOR = b"\x1b[?1049h", b"\x1b[?1049l", b"\x1b[?25h"

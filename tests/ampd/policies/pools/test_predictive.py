@@ -134,7 +134,7 @@ def test_at_most_one_changes_sides_and_an_owner_stays(workers: list[WorkerView],
     for change in changes(*workers, model=REAL, slo=slo, seed=seed):
         (changed,) = [member for member in workers if member.worker_id == change.worker_id]
         assert changed.role is not change.role
-        assert change.lane == ""
+        assert change.label == ""
         assert turned(workers, [change])
         assert any(member.role.owns_sessions for member in turned(workers, [change]))
     assert len(changes(*workers, model=REAL, slo=slo, seed=seed)) <= 1

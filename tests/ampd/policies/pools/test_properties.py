@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.policies.base import PoolsPolicy
+from ampd.policies.laps import LANES
 from ampd.policies.registry import POOLS, create
-from ampd.policies.rivals.laps import LANES
 from ampd.types import Parallelism, Role, WorkerView
 from tests.ampd.policies import situations
 from tests.ampd.policies.pools_lab import (
@@ -45,7 +45,7 @@ def test_an_idle_balanced_cluster_is_left_alone(name: str, prefills: int, decode
     policy = create("pools", name)
     idle = lanes("short", "long", "short", "long")[:prefills]
     if name != "laps" or prefills < 2:
-        idle = [replace(worker, lane="") for worker in idle]
+        idle = [replace(worker, label="") for worker in idle]
     workers = [*idle, *(decode(f"d{number}") for number in range(decodes))]
     assert list(situations.change(policy, workers, SLO, MODEL, 0.0, NEVER, random.Random(0))) == []
 
@@ -80,13 +80,13 @@ def test_no_role_is_ever_emptied_no_two_flips_fall_within_a_cooldown_and_every_s
     changed_s, flips = NEVER, []
     had = set(roles.values())
     for now_s, members in moments:
-        seen = [replace(member, role=roles[member.worker_id], lane=lanes_of[member.worker_id]) for member in members]
+        seen = [replace(member, role=roles[member.worker_id], label=lanes_of[member.worker_id]) for member in members]
         changes = situations.change(policy, seen, SLO, MODEL, now_s, changed_s, rng)
         for change in changes:
-            assert (change.role, change.lane) != (roles[change.worker_id], lanes_of[change.worker_id])
+            assert (change.role, change.label) != (roles[change.worker_id], lanes_of[change.worker_id])
             if change.role is not roles[change.worker_id] or lanes_of[change.worker_id]:
                 flips.append(now_s)
-            roles[change.worker_id], lanes_of[change.worker_id] = change.role, change.lane
+            roles[change.worker_id], lanes_of[change.worker_id] = change.role, change.label
         changed_s = now_s if changes else changed_s
         assert had <= set(roles.values())
         assert _largest([replace(member, role=roles[member.worker_id]) for member in seen]) >= _largest(seen)

@@ -1,1 +1,0 @@
-"""Policies of other systems, for comparison: one module or folder per system."""

@@ -1,1 +1,0 @@
-"""vLLM: the order of its prefill-only optimisations."""
