@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 _SETTLE_S = 2.0
 """The longest wait for pages that the engine has computed and not yet copied into the store."""
 
-
 HeldListener = Callable[[str, int], None]
 """Called with (session_id, held tokens) whenever that number changes; 0: released."""
 
