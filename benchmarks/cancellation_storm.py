@@ -129,7 +129,7 @@ class Graph:
         """What must be zero when no round is in progress."""
         parts, coordinators = self.workers.parts.values(), self.coordinators
         engines: list[Any] = [part.engine for part in parts]
-        directories = [engine.kv.directory for engine in engines]
+        directories = [engine.kv.store.directory for engine in engines]
         for directory in directories:
             directory.collect(time.monotonic())
         return {

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.kv.checksums import checksum_of
+from workers.kv.engine_store import checksum_of
 
 PAGE_BYTES = (4 << 10, 32 << 10, 256 << 10, 4 << 20)
 

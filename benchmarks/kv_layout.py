@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from workers.kv.geometry import KvGeometry
-from workers.kv.rank_process.pool_buffers import attention_buffers, pool_geometry
-from workers.kv.rank_process.rank_copies import RankCopies
+from workers.kv.ranks.copies import RankCopies
+from workers.kv.ranks.pools import attention_buffers, pool_geometry
 
 PAGE = 16
 TPS = (1, 4)

@@ -36,13 +36,13 @@ os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.workers.kv.store.store_lab import forget_all
+from workers.kv.engine_store import EngineStore
+from workers.kv.exchange import KvExchange
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section
-from workers.kv.rank_process.offer_queue import Offered
-from workers.kv.rank_process.rank_link import RankLink
+from workers.kv.nixl_transport import NixlTransport, blocks_at
+from workers.kv.peer_reads import Remote, decode_descriptor
+from workers.kv.ranks.link import Offered, RankLink
 from workers.kv.store_memory import StoreMemory
-from workers.kv.worker_process.descriptor import decode_descriptor
-from workers.kv.worker_process.nixl_transport import NixlTransport, Remote, blocks_at
-from workers.kv.worker_process.store_exchange import StoreExchange
 
 PAGE = 16
 BYTES_PER_VALUE = 2
@@ -118,10 +118,9 @@ class Worker:
         record_bytes = geometry.pools[0].record_bytes
         # The allocator hands out whole chunks.
         memory = StoreMemory.create((pages + 2 * RUN_PAGES) * record_bytes)
-        self.exchange = StoreExchange(memory, tp, self._transport, has_checksums=has_checksums)
+        self.exchange = KvExchange(EngineStore(memory, tp, has_checksums=has_checksums), self._transport)
         addresses = self.exchange.store.addresses
-        form = geometry.to_json()
-        self.ranks = [RankLink(address, rank, form, NoWriter()) for rank, address in enumerate(addresses)]
+        self.ranks = [RankLink(address, rank, geometry, NoWriter()) for rank, address in enumerate(addresses)]
 
     def _transport(self, address: int, size_bytes: int) -> RawTransport:
         self.transports.append(RawTransport(address, size_bytes))
@@ -129,7 +128,7 @@ class Worker:
 
     def offer(self, session: str, keys: Sequence[bytes]) -> None:
         """As an engine that has computed these pages."""
-        names = {"kv": [key.hex() for key in keys]}
+        names = {"kv": b"".join(keys)}
         slots = {"kv": list(range(len(keys)))}
         for rank in self.ranks:
             rank.offer(Offered(session, names, lambda: slots))

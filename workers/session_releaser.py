@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from workers.kv.exchange import KvExchange
 
@@ -47,7 +48,7 @@ class SessionReleaser:
 
     def __init__(
         self,
-        kv: KvExchange,
+        kv: KvExchange[Any],
         ttl_s: float,
         clock: Callable[[], float] = time.monotonic,
         first_ttl_s: float = float("inf"),

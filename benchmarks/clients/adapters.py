@@ -79,6 +79,7 @@ ANTHROPIC = Client(
             "assert client.messages.create(model='tiny', messages=hello, max_tokens=200, tools=[tool],\n"
             "                              tool_choice={'type': 'any'}).content",
             "500 on the modelled engine",
+            guided=CALLS[0],
         ),
     ),
 )

@@ -19,6 +19,6 @@ def replies() -> str:
         json.dumps({"session": session_of(client, feature), **reply})
         for client in CLIENTS
         for feature in client.features
-        for reply in feature.replies
+        for reply in (*feature.replies, *([feature.guided] if feature.guided else []))
     ]
     return "\n".join(lines) + "\n"

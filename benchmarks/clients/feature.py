@@ -45,6 +45,10 @@ CALLS = ({"tool_calls": [call("add", a=3, b=7)]}, {"content": "It is 10."})
 """Two rounds of an agent, a call without any text and the answer."""
 
 
+GUIDED = {"content": '{"city": "Oslo", "is_far": false}'}
+"""An answer that fits `SCHEMA`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
     """One row of the table.
@@ -52,6 +56,7 @@ class Feature:
     Attributes:
         before: how it failed before it was fixed; empty: it never did.
         replies: the scripted replies of its session; a random model has none, so such a row is for the modelled engine.
+        guided: the scripted reply to a request with a grammar. Another engine follows the grammar itself.
         fault: the section of docs/dynamo-known.md, if Dynamo cannot do it. The code asserts the failure as it is there.
     """
 
@@ -59,6 +64,7 @@ class Feature:
     code: str
     before: str = ""
     replies: tuple[dict[str, Any], ...] = ()
+    guided: dict[str, Any] | None = None
     fault: str = ""
 
 

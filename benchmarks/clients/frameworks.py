@@ -111,11 +111,13 @@ LANGGRAPH = Client(
             "form = model.with_structured_output(Answer, method='function_calling')\n"
             "assert isinstance(form.invoke('Where?'), Answer)",
             "500 on the modelled engine",
+            guided={"tool_calls": [call("Answer", city="Oslo", is_far=False)]},
         ),
         Feature(
             "`tool_choice='any'`",
             "assert model.bind_tools([add], tool_choice='any').invoke('Add').tool_calls",
             "500 on the modelled engine",
+            guided={"tool_calls": [call("add", a=3, b=7)]},
         ),
     ),
 )
@@ -220,6 +222,7 @@ PYDANTIC_AI = Client(
             "done = Agent(model, output_type=Answer).run_sync('Where?', model_settings=settings)\n"
             "assert isinstance(done.output, Answer), done",
             "500 on the modelled engine",
+            guided={"tool_calls": [call("final_result", city="Oslo", is_far=False)]},
         ),
     ),
 )
@@ -269,6 +272,7 @@ LLAMA_INDEX = Client(
             "done = model.as_structured_llm(Answer).chat([ChatMessage(role='user', content='Where?')])\n"
             "assert isinstance(done.raw, Answer), done",
             "500 on the modelled engine",
+            guided={"tool_calls": [call("Answer", city="Oslo", is_far=False)]},
         ),
     ),
 )

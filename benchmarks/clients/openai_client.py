@@ -5,12 +5,14 @@ from __future__ import annotations
 from benchmarks.clients.feature import (
     CALLS,
     CONTEXT_TOKENS,
+    GUIDED,
     REFUSED_REQUESTS,
     SCHEMA,
     TOOL,
     WRONG_ANSWERS,
     Client,
     Feature,
+    call,
 )
 
 _LAMP = {
@@ -26,6 +28,8 @@ _LAMP = {
     },
 }
 """A tool whose call a model with random weights can end."""
+
+_LIT = {"tool_calls": [call("lamp", is_on=True)]}
 
 _OPENAI = f"""
 import json
@@ -83,6 +87,7 @@ OPENAI = Client(
             "assert calls\n"
             "for call in calls: is_lamp(call.function.name, call.function.arguments)",
             _REASONLESS,
+            guided=_LIT,
         ),
         Feature(
             "`tool_choice` with a name",
@@ -90,6 +95,7 @@ OPENAI = Client(
             "(call,) = chat(tools=[tool, lamp], tool_choice=named, max_tokens=600).choices[0].message.tool_calls\n"
             "is_lamp(call.function.name, call.function.arguments)",
             _REASONLESS,
+            guided=_LIT,
         ),
         Feature(
             "`tool_choice` required, streamed",
@@ -98,13 +104,15 @@ OPENAI = Client(
             "parts = [call.function for delta in deltas for call in delta.tool_calls or () if call.index == 0]\n"
             "is_lamp(''.join(part.name or '' for part in parts), ''.join(part.arguments or '' for part in parts))",
             _REASONLESS,
+            guided=_LIT,
         ),
-        Feature("`response_format` with a schema", "fits(text(response_format=form))", "400"),
+        Feature("`response_format` with a schema", "fits(text(response_format=form))", "400", guided=GUIDED),
         Feature(
             "`response_format`, streamed",
             "parts = [chunk.choices[0].delta.content for chunk in streamed(response_format=form) if chunk.choices]\n"
             "fits(''.join(part or '' for part in parts))",
             _REASONLESS,
+            guided=GUIDED,
         ),
         Feature(
             "`logprobs` of a chat",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.clients.feature import LOOP, NODE, Client, Feature
+from benchmarks.clients.feature import CALLS, GUIDED, LOOP, NODE, Client, Feature
 
 _VERCEL = """
 const { generateObject, generateText, stepCountIs, streamText, tool } = await load("ai");
@@ -45,6 +45,7 @@ VERCEL = Client(
             "const done = await generateObject({ ...usual, schema });\n"
             "check(['Oslo', 'Rome'].includes(done.object.city), done.object);",
             "400 on the modelled engine",
+            guided=GUIDED,
         ),
         Feature(
             "`toolChoice: 'required'`",
@@ -52,6 +53,7 @@ VERCEL = Client(
             "const done = await generateText({ ...usual, ...forced });\n"
             "check(done.toolCalls.length > 0, done.content);",
             "500 on the modelled engine",
+            guided=CALLS[0],
         ),
     ),
     NODE,

@@ -16,4 +16,4 @@ start_server(["sglang.srt.models.registry"])
 import sglang.srt.entrypoints.engine  # noqa: E402, F401
 
 import workers.engines.sglang  # noqa: E402
-import workers.kv.worker_process.store_exchange  # noqa: E402, F401
+import workers.kv.exchange  # noqa: E402, F401

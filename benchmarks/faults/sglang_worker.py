@@ -91,12 +91,13 @@ def _install_scheduler(faults: Path) -> None:
 
 def install_kv() -> None:
     """Refused leases, reads that break off, and workers that are soon forgotten."""
-    from workers.kv.worker_process.nixl_transport import NixlTransport, Remote
-    from workers.kv.worker_process.store_exchange import StoreExchange
+    from workers.kv.exchange import KvExchange
+    from workers.kv.nixl_transport import NixlTransport
+    from workers.kv.peer_reads import Remote
 
-    serve, read, begin = StoreExchange.serve, NixlTransport.read, NixlTransport.__init__
+    serve, read, begin = KvExchange.serve, NixlTransport.read, NixlTransport.__init__
 
-    async def serve_faulty(exchange: StoreExchange, request: Any) -> Any:
+    async def serve_faulty(exchange: KvExchange[Any], request: Any) -> Any:
         if request["op"] == "lease" and ARMED.strikes(KV_FAILS):
             return {"error": "injected"}
         return await serve(exchange, request)
@@ -118,7 +119,7 @@ def install_kv() -> None:
     def begin_forgetful(transport: NixlTransport, address: int, size_bytes: int) -> None:
         begin(transport, address, size_bytes, FORGET_S)
 
-    patched: Any = StoreExchange, NixlTransport
+    patched: Any = KvExchange, NixlTransport
     patched[0].serve, patched[1].read, patched[1].__init__ = serve_faulty, read_faulty, begin_forgetful
 
 

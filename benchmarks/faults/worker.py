@@ -80,7 +80,7 @@ def _install_control(figures: Callable[[Any], dict[str, Any]]) -> None:
 
 def figures(worker: Any) -> dict[str, Any]:
     """What must be zero when no round is in progress, and the sessions that are held."""
-    engine, directory, rounds = worker._engine._engine, worker._engine.kv.directory, worker._rounds
+    engine, directory, rounds = worker._engine._engine, worker._engine.kv.store.directory, worker._rounds
     directory.collect(time.monotonic())
     return {
         "rounds": rounds.running,
@@ -105,14 +105,15 @@ def install_tasks() -> None:
 
 
 def _install_kv() -> None:
-    from workers.kv.modelled.modelled_exchange import ModelledExchange
+    from workers.kv.exchange import KvExchange
+    from workers.kv.peer_reads import PeerReads
 
-    serve, copy = ModelledExchange.serve, ModelledExchange._copy
+    serve, finished = KvExchange.serve, PeerReads._finished
 
-    async def serve_faulty(exchange: ModelledExchange, request: Any) -> Any:
+    async def serve_faulty(exchange: KvExchange[Any], request: Any) -> Any:
         if request["op"] == "lease":
             if ARMED.strikes(LEAKS_PROTECTION):
-                exchange.directory.protect("leaked", request["keys"], time.monotonic())
+                exchange.protect("leaked", request["keys"])
             if ARMED.strikes(KV_FAILS):
                 return {"error": "injected"}
             if ARMED.strikes(KV_STALLS):
@@ -122,9 +123,9 @@ def _install_kv() -> None:
                 return {**lie, "matched": 10**6, "descriptor": b"not a descriptor"}
         return await serve(exchange, request)
 
-    async def copy_faulty(exchange: ModelledExchange, *args: Any) -> tuple[int, bool]:
+    async def finished_faulty(reads: PeerReads, *args: Any) -> int:
         """A copy that is in progress fails or stalls, too."""
-        copying = asyncio.ensure_future(copy(exchange, *args))
+        copying = asyncio.ensure_future(finished(reads, *args))
         struck = asyncio.create_task(ARMED.until_armed(KV_COPY_FAILS, KV_STALLS))
         try:
             await asyncio.wait({copying, struck}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,8 +140,8 @@ def _install_kv() -> None:
         ARMED.strikes(KV_COPY_FAILS)
         raise ConnectionError("injected")
 
-    ModelledExchange.serve = serve_faulty
-    ModelledExchange._copy = copy_faulty
+    KvExchange.serve = serve_faulty
+    PeerReads._finished = finished_faulty
 
 
 def _install_publications() -> None:

@@ -21,15 +21,13 @@ from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
 from ampd.state.connect import check_url
 from ampd.types import Parallelism
-from benchmarks.fuzz.mutations import ODD, changed, changed_bytes, changed_json, changed_text
+from benchmarks.fuzz.mutations import ODD, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
 from planner.plan_command import parse_degrees
 from planner.plan_settings import PlanSettings
 from planner.simulate_command import SimulateSettings, parse_rates
 from planner.simulator.cluster import parse_groups
 from router.settings import CoordinatorSettings, context_length, vocabulary_size
-from workers.engines.minimal_json import UnservedSchemaError, minimal_json
-from workers.engines.planned_output import _WRONG_SCHEMA
 from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 from workloads.formats import LoadOptions, load_sessions
@@ -125,14 +123,6 @@ _REPLIES = [
     {"text": "plain"},
     {"tool_calls": [{"function": {"name": "get", "arguments": '{"deep": [[[1]]]}'}}]},
 ]
-_SCHEMA = {
-    "type": "object", "required": ["name", "parts", "kind"], "additionalProperties": False,
-    "$defs": {"part": {"type": "object", "properties": {"next": {"$ref": "#/$defs/part"}}}},
-    "properties": {
-        "name": {"type": "string", "minLength": 2, "maxLength": 9}, "kind": {"enum": ["a", 1, None]},
-        "parts": {"type": "array", "minItems": 1, "items": {"anyOf": [{"$ref": "#/$defs/part"}, {"type": "integer"}]}},
-    },
-}  # fmt: skip
 _CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 500, "max_position_embeddings": 4096,
@@ -153,7 +143,6 @@ def targets(folder: Path) -> Iterator[Target]:
     yield Target("policy", _policy, lambda given: create_named(*given), (UserError,))
     yield Target("state-url", lambda rng: changed_text(rng, rng.choice(_URLS)), check_url, (UserError,))
     yield Target("replies", lambda rng: _lines(rng, _REPLIES), lambda data: _read_replies(folder, data), (UserError,))
-    yield Target("schema", lambda rng: changed(rng, _SCHEMA, 4), _answer_schema, (UnservedSchemaError, *_WRONG_SCHEMA))
     config = lambda rng: _encoded(rng, changed_json(rng, _CONFIG))  # noqa: E731
     yield Target("model config", config, lambda data: _read_config(folder, data), (UserError,))
     profile = _PROFILE.read_text("utf-8")
@@ -239,10 +228,6 @@ def _read_replies(folder: Path, data: bytes) -> None:
     path.write_bytes(data)
     for reply in Replies.read(path).all:
         assert reply.text is None or not reply.calls
-
-
-def _answer_schema(schema: Any) -> None:
-    json.dumps(minimal_json(schema))
 
 
 def _read_config(folder: Path, data: bytes) -> None:

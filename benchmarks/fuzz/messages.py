@@ -11,6 +11,8 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, cast
 
+from msgspec import msgpack
+
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
 from ampd.cli.top.snapshot import snapshot_of
 from ampd.perf.presets import load_performance_model
@@ -55,7 +57,7 @@ from router.targets import TargetLimits
 from router.worker_deaths import WorkerDeaths
 from router.worker_reports import parse_report
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
-from workers.kv.worker_process.descriptor import decode_descriptor
+from workers.kv.peer_reads import Descriptor, decode_descriptor
 
 _SLO = Slo(2.0, 0.1)
 LIMITS = TargetLimits(_SLO)
@@ -313,11 +315,13 @@ def _equal(message: Any) -> bool:
 
 
 def _descriptor(rng: random.Random) -> bytes:
-    header = changed_json(rng, {"geometry": _GEOMETRY.to_json(), "address": 4096, "size_bytes": 1 << 20}).encode(
-        "utf-8", "surrogatepass"
-    )
-    data = len(header).to_bytes(4, "little") + header + b"agent"
-    return changed_bytes(rng, data) if rng.random() < 0.4 else data
+    data = Descriptor(_GEOMETRY, 4096, 1 << 20, b"agent").encode()
+    if rng.random() < 0.4:
+        return changed_bytes(rng, data)
+    try:
+        return msgpack.encode(changed(rng, msgpack.decode(data)))
+    except (OverflowError, UnicodeEncodeError, RecursionError):  # msgpack has no such value
+        return changed_bytes(rng, data)
 
 
 def _read_descriptor(data: bytes) -> None:

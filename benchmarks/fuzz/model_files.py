@@ -17,13 +17,13 @@ from ampd_rivals.ppd.table_file import DEFAULT_TABLE, read_table
 from ampd.cli.doctor.model import judge_model, read_model
 from ampd.cli.profile.command import _read_points
 from ampd.errors import UserError
+from ampd.model_folder import model_digest
 from ampd.tiny_model import tiny_model_path
 from ampd.tokenizer_digest import tokenizer_digest
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
 from workers.engines.chat_template import ChatTemplate
 from workers.engines.modelled_tokens import ContextHash, TokenSource, read_model_folder
-from workers.kv.model_digest import model_digest
 from workloads.tokencount import load_counter
 
 _TOKENIZER: dict[str, Any] = {

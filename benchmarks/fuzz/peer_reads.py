@@ -15,11 +15,10 @@ from ampd.page_keys import page_keys
 from ampd.wire import KvRequest
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
+from tests.workers.kv.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
 from tests.workers.kv.store.store_lab import forget_all
-from tests.workers.kv.worker_process.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
-from workers.kv.foreign_peers import ForeignPeers
+from workers.kv.peer_reads import ForeignPeers, Remote
 from workers.kv.store_memory import StoreMemory
-from workers.kv.worker_process.nixl_transport import Remote
 
 _PROMPT = list(range(6 * PAGE + 1))
 _KEYS = page_keys(_PROMPT[:-1], PAGE, tenant="")

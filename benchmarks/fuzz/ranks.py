@@ -11,6 +11,8 @@ from ampd.page_keys import KEY_BYTES
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
 from tests.workers.kv.store.store_lab import RECORD, forget_all, store_of
+from workers.kv.geometry import KvGeometry
+from workers.kv.rank_links import Offers
 from workers.kv.rank_messages import (
     Allow,
     Done,
@@ -30,9 +32,7 @@ from workers.kv.rank_messages import (
     decode_to_worker,
     encode,
 )
-from workers.kv.rank_process.loadable_records import LoadableRecords
-from workers.kv.rank_process.offer_queue import Offered, OfferQueue
-from workers.kv.worker_process.offers import Offers
+from workers.kv.ranks.link import LoadableRecords, Offered, OfferQueue
 
 _NAMES = [bytes([number]) * KEY_BYTES for number in range(2)]
 _KEYS = b"".join(_NAMES)
@@ -54,7 +54,7 @@ _TO_WORKER: tuple[ToWorker, ...] = (
     Forgotten(1),
     Loaded(["rid"], 0.01),
     Done(3, 1),
-    Hello(0, {"page_size": 16}, ["slow memory"]),
+    Hello(0, KvGeometry("f", 16, ()), ["slow memory"]),
     Refused(0, "no"),
 )
 
@@ -91,7 +91,7 @@ def _receive_in_rank(data: bytes) -> None:
     assert decode_to_rank(encode(message)) == message
     writer, loadable = _Slots(), LoadableRecords()
     queue = OfferQueue(writer)
-    queue.add(Offered("s", {"kv": [name.hex() for name in _NAMES]}, lambda: {"kv": _SLOTS}))
+    queue.add(Offered("s", {"kv": _KEYS}, lambda: {"kv": _SLOTS}))
     match message:
         case Write(number, records):
             queue.decide(message)

@@ -23,6 +23,7 @@ from benchmarks.fuzz.target import Target
 from workers.engines.base import EngineError
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
+from workers.kv.peer_reads import Descriptor
 from workers.parts import WorkerParts
 from workers.settings import WorkerSettings
 
@@ -44,7 +45,7 @@ _KV = (
     {"op": "match", "keys": [b"k" * 32]},
     {"op": "release_session", "session_id": "s"},
 )
-_REPLY = {"lease_id": "7", "matched": 3, "descriptor": b'{"tp": 1, "fingerprint": "f"}'}
+_LEASE = {"lease_id": "7", "matched": 3, "records": {"kv": [[0, 1, 2], [0, 64, 128]]}}
 
 
 class _NoTimes:
@@ -88,8 +89,8 @@ class FuzzedWorker:
         ordering, slicing = create_named("ordering", "fcfs"), create_named("slicing", "whole")
         store = cast(StateStore, None)  # nothing is published
         parts = WorkerParts("d1", settings, engine, store, model, ordering, slicing)
-        engine.kv.connect(self._peers, parts.held)
         await engine.start()
+        engine.kv.connect(self._peers, parts.held)
         return parts
 
     def close(self) -> None:
@@ -107,7 +108,12 @@ class FuzzedWorker:
         )
         yield Target("generate request", self._round, lambda given: self._serve("generate", given), _REFUSALS)
         yield Target("KV request", lambda rng: changed(rng, rng.choice(_KV)), self._kv, _REFUSALS)
-        yield Target("KV reply", lambda rng: changed(rng, _REPLY), self._fetch, ())
+        yield Target("KV reply", self._lease, self._fetch, ())
+
+    def _lease(self, rng: random.Random) -> Any:
+        """The answer of a worker with the same kind of KV."""
+        geometry = self._parts.engine.kv.store.geometry
+        return changed(rng, {**_LEASE, "descriptor": Descriptor(geometry, 0, 1 << 20, b"1").encode()})
 
     def _round(self, rng: random.Random) -> Any:
         return changed(rng, {**_ROUND, "source_worker_id": rng.choice((None, "p1"))}, 4)

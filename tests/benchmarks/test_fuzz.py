@@ -23,7 +23,7 @@ NAMES = [
         "format tracelab",
     ),
     *("format tau-bench", "format toolbench", "format kv-cache-tester", "format trail", "format azure"),
-    *("replies", "schema", "model config"),
+    *("replies", "model config"),
     *("settings", "policy", "state-url", "profile", "request", "continued request", "session headers"),
     *("view", "task", "role", "event"),
     *("coordinator", "recent load", "snapshot", "round report", "error text", "signature", "descriptor"),

@@ -71,8 +71,9 @@ def delay_rank(late: str, longest_s: float) -> None:
 
     It gets each message, offers, writes and looks up pages, begins and ends loads, and forgets everything later.
     """
-    from workers.kv.rank_process.page_loader import PageLoader
-    from workers.kv.rank_process.rank_link import RankLink
+    from workers.kv.geometry import KvGeometry
+    from workers.kv.ranks.link import RankLink
+    from workers.kv.ranks.loader import PageLoader
 
     rng = random.Random(1)
 
@@ -90,9 +91,7 @@ def delay_rank(late: str, longest_s: float) -> None:
 
     make, copy = RankLink.__init__, PageLoader._copy
 
-    def make_slow(
-        link: RankLink, address: str, number: int, geometry: dict[str, object], writer: Any, *more: Any
-    ) -> None:
+    def make_slow(link: RankLink, address: str, number: int, geometry: KvGeometry, writer: Any, *more: Any) -> None:
         make(link, address, number, geometry, SlowWriter(link, writer), *more)
 
     def copy_late(loader: PageLoader, *args: Any) -> None:
@@ -115,7 +114,7 @@ def _after(pause: Callable[..., None], act: Callable[..., Any]) -> Callable[...,
 
 def delay_loads(longest_s: float) -> None:
     """Let the copies of each request's pages to the device begin late: a layer that does not wait for its own shows."""
-    from workers.kv.rank_process.page_loader import PageLoader
+    from workers.kv.ranks.loader import PageLoader
 
     copy = PageLoader._copy
     rng = random.Random(1)
@@ -193,7 +192,7 @@ def write_late(notes: str, page_tokens: int) -> None:
     """
     from sglang.srt.managers.scheduler import Scheduler
 
-    from workers.kv.rank_process import page_loader
+    from workers.kv.ranks import loader as page_loader
 
     step, copied = _Step(notes), threading.Event()
 

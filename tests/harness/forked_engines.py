@@ -31,8 +31,8 @@ _PRELOADED = (
     "sglang.srt.entrypoints.engine",
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
-    "workers.kv.rank_process.linker",
-    "workers.kv.worker_process.nixl_transport",
+    "workers.kv.ranks.linker",
+    "workers.kv.nixl_transport",
 )
 
 

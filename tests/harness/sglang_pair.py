@@ -26,8 +26,9 @@ from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.sglang import SglangEngine, SglangSettings
 from workers.engines.sglang_settings import Device
 from workers.kv.exchange import KvFetch
+from workers.kv.nixl_transport import NixlTransport
+from workers.kv.peer_reads import Remote
 from workers.kv.store.directory import StoreDirectory
-from workers.kv.worker_process.nixl_transport import NixlTransport, Remote
 
 PAGE = 16
 POOL_TOKENS = 8000

@@ -37,8 +37,9 @@ from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
 from tests.waiting import PATIENCE_S
+from workers.kv.geometry import KvGeometry
+from workers.kv.rank_links import RankLinks
 from workers.kv.rank_messages import Forgotten, Hello, encode
-from workers.kv.worker_process.rank_links import RankLinks
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
@@ -374,7 +375,7 @@ async def test_the_channel_to_the_engine_reads_on() -> None:
     context: Context = Context()
     engine = context.socket(PAIR)
     engine.connect(links.addresses[0])
-    for message in (Hello(0, {}), Forgotten(1), Forgotten(2)):
+    for message in (Hello(0, KvGeometry("", 16, ())), Forgotten(1), Forgotten(2)):
         await engine.send(encode(message))
     await links.hellos(PATIENCE_S)
     await until(lambda: messages)

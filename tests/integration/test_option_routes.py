@@ -14,8 +14,11 @@ from tests.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-FORM = {"type": "json_schema", "json_schema": {"name": "form", "schema": {"type": "boolean"}}}
+FORM = {"type": "json_schema", "json_schema": {"name": "form", "schema": {"type": "object"}}}
 TOOLS = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+GUIDED: list[dict[str, Any]] = [{"response_format": FORM}, {**TOOLS, "tool_choice": "required"}]
+CALL = {"tool_calls": [{"name": "f", "arguments": {}}]}
+"""What the modelled engine answers within these grammars."""
 
 
 class Site:
@@ -52,8 +55,10 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.002)
     coordinator = graph.start_coordinator("always-remote")
     graph.start_frontend()
+    replies = graph.folder / "replies.jsonl"
+    replies.write_text("\n".join(json.dumps({"session": json.dumps(options), **CALL}) for options in GUIDED))
     for role in ("prefill", "decode"):
-        graph.start_worker(role, perf, "--lease-s", "60")
+        graph.start_worker(role, perf, "--lease-s", "60", "--replies", str(replies))
     await graph.until_workers(2)
     await graph.until_answers([coordinator])
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
@@ -66,8 +71,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
         ({"n": 2}, "n"),
         ({"presence_penalty": 0.5}, "presence-penalty"),
         ({"frequency_penalty": -0.5}, "frequency-penalty"),
-        ({"response_format": FORM}, "guided-decoding"),
-        ({**TOOLS, "tool_choice": "required"}, "guided-decoding"),
+        *((options, "guided-decoding") for options in GUIDED),
     ],
     ids=str,
 )

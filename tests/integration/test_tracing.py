@@ -165,7 +165,7 @@ async def test_an_error_quotes_the_ids_and_is_logged_with_them(site: Site) -> No
     headers = {**session("long"), "traceparent": f"00-{trace_id}-00f067aa0ba902b7-01", "x-request-id": "mine-long"}
     # Not a completion: without streaming, the frontend answers those that fail with a 500 of its own.
     body = chat(HELLO, max_tokens=3)
-    schema = {"name": "x", "schema": {"type": "string", "pattern": "a+"}}
+    schema = {"name": "x", "schema": {"type": "object"}}
     body["response_format"] = {"type": "json_schema", "json_schema": schema}
     answer = await site.client.post("/v1/chat/completions", json=body, headers=headers)
     assert answer.status_code == 400

@@ -77,8 +77,8 @@ def modelled(kind: type[EngineT], model_folder: Path) -> EngineT:
 
 async def started(inner: ModelledEngine) -> SupervisedEngine:
     engine = SupervisedEngine(inner, Times())
-    engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
     await engine.start()
+    engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
     return engine
 
 
@@ -272,8 +272,8 @@ async def scene(model_folder: Path, registered_s: float, error: Exception | None
     inner = SlowToStartEngine(read_model_folder(model_folder), Times(), Parallelism(), 100_000, 100_000)
     inner.store, inner.error = MemoryStore(MemoryState(asyncio.get_running_loop().time)), error
     engine = SupervisedEngine(inner, Times())
-    engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
     await engine.start()
+    engine.kv.connect(None, lambda *_: None)  # type: ignore[arg-type]
     endpoints: Any = {name: Endpoint(runtime) for name in (GENERATE_ENDPOINT, KV_ENDPOINT)}
     endpoints[PREFILL_ENDPOINT] = LateEndpoint(runtime, registered_s)
     parts = worker_parts("w", engine, Times(), store=inner.store)

@@ -224,7 +224,7 @@ async def test_a_history_is_read_while_its_round_waits(model_folder: Path) -> No
         waits = asyncio.create_task(run(second))
         keys = ampd.page_keys.page_keys(history, 16, tenant="")
         try:
-            await until(lambda: prefill.kv.directory.match(keys) == len(keys))
+            await until(lambda: prefill.kv.store.directory.match(keys) == len(keys))
             await until(lambda: len(workers["P"].queue.staged) == 1)
             assert not before.done()
         finally:

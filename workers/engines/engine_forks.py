@@ -34,7 +34,7 @@ _IMPORTS = (
     "sglang.srt.managers.detokenizer_manager",
     "sglang.srt.managers.scheduler",
     "sglang.srt.models.registry",
-    "workers.kv.rank_process.linker",
+    "workers.kv.ranks.linker",
 )
 """What SGLang's processes import. The registry imports all models, as a scheduler does. NIXL and Dynamo are left out:
 they set themselves up when they are loaded, each in its own process."""

@@ -21,8 +21,8 @@ from workers.engines.modelled_request import ActiveRequest, ActiveRequests, Outp
 from workers.engines.modelled_tokens import ModelFacts, TokenSource
 from workers.engines.planned_output import OutputPlanner
 from workers.engines.time_line import TimeLine
-from workers.kv.modelled.modelled_device import ModelledDevice
-from workers.kv.modelled.modelled_exchange import ModelledExchange
+from workers.kv.exchange import KvExchange
+from workers.kv.modelled import ModelledDevice, ModelledStore, ModelledTransport
 
 log = logging.getLogger(__name__)
 
@@ -61,22 +61,17 @@ class ModelledEngine:
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
         self._next_rounds = NextRounds(model, parallelism)
-        self._kv = ModelledExchange(
-            model,
-            parallelism,
-            page_size,
-            kv_store_tokens,
-            facts.kv_bytes_per_token,
-            fingerprint,
-            self._next_rounds.surplus,
-        )
+        token_bytes = facts.kv_bytes_per_token
+        self._store = ModelledStore(page_size, kv_store_tokens, token_bytes, fingerprint, self._next_rounds.surplus)
+        transport = ModelledTransport(model, parallelism, token_bytes)
+        self._kv = KvExchange(self._store, lambda _address, _bytes: transport)
         self._info = EngineInfo(
             parallelism=parallelism,
             kv_capacity_tokens=kv_capacity_tokens,
             max_context_tokens=facts.max_context_tokens,
             page_size_tokens=page_size,
-            kv_bytes_per_token=facts.kv_bytes_per_token,
-            store_capacity_tokens=self._kv.capacity_tokens,
+            kv_bytes_per_token=token_bytes,
+            store_capacity_tokens=self._store.capacity_tokens,
             vocabulary_size=facts.vocabulary_size,
             fingerprint=fingerprint,
             tokenizer=facts.tokenizer,
@@ -96,11 +91,12 @@ class ModelledEngine:
         return self._info
 
     @property
-    def kv(self) -> ModelledExchange:
+    def kv(self) -> KvExchange[ModelledStore]:
         return self._kv
 
     async def start(self) -> None:
         """Start the time line."""
+        await self._kv.open(0.0)
         self._lost = asyncio.get_running_loop().create_future()
         self._loop_task = asyncio.create_task(self._run(), name="modelled-engine")
         self._loop_task.add_done_callback(self._ended)
@@ -154,7 +150,7 @@ class ModelledEngine:
         plan = self._planner.plan(request) if self._planner else None
         active = ActiveRequest(request, limits, keys, plan)
         self._next_rounds.begun(request.session_id, active.prompt_tokens, request.ttft_slo_s, request.max_new_tokens)
-        self._kv.begin(request.rid, request.session_id, active.keys, is_copy=request.is_copy)
+        self._store.begin(request.rid, request.session_id, active.keys, is_copy=request.is_copy)
         self._requests.alive.add(active)
         self._requests.waiting.append(active)
         self._time_line.wake()
@@ -189,13 +185,13 @@ class ModelledEngine:
         elif active.passed_tokens:
             self._computed(active, keys[: active.part[0] // self._info.page_size_tokens])
         self._device.leave(keys[: active.device_pages])
-        self._kv.end(request.rid, request.session_id, keys)
+        self._store.end(request.rid, request.session_id, keys)
 
     def _computed(self, active: ActiveRequest, keys: list[bytes]) -> None:
         """The KV of all these pages is on the device now; write it through to the store."""
         self._device.use(keys[active.device_pages :])
         active.device_pages = len(keys)
-        self._kv.write(active.request.session_id, keys)
+        self._store.write(active.request.session_id, keys)
 
     # -- the time line
 
@@ -249,7 +245,7 @@ class ModelledEngine:
     def _found(self, keys: list[bytes]) -> Found:
         """Where the KV of a prompt is."""
         page_size = self._info.page_size_tokens
-        return Found(self._device.match(keys) * page_size, self._kv.directory.match(keys) * page_size)
+        return Found(self._device.match(keys) * page_size, self._store.directory.match(keys) * page_size)
 
     async def _start(self, active: ActiveRequest) -> None:
         is_prefill = self._is_prefill(active)

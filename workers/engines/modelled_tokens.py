@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.model_folder import model_digest
 from ampd.tokenizer_digest import tokenizer_digest
 from ampd.vocabulary import vocabulary_tokens
-from workers.kv.model_digest import model_digest
 
 _SPACE_MARKS = ("\u0120", "\u2581")
 """How byte-level and sentencepiece vocabularies write a leading space."""

@@ -1,9 +1,10 @@
-"""The outputs of a modelled engine that are not made up: scripted replies, and answers within a grammar."""
+"""The outputs of a modelled engine that are not made up: scripted replies, also as answers within a grammar."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,13 +16,7 @@ from ampd.errors import UserError
 from ampd.tokenizer_errors import as_value_errors
 from workers.engines.base import EngineError, EngineRequest
 from workers.engines.chat_template import ChatTemplate
-from workers.engines.minimal_json import UnservedSchemaError, minimal_json
 from workers.engines.replies import Replies, Reply, ToolCall
-
-_LONGEST_ANSWER = 100_000
-"""Characters of an answer that a client's grammar makes. The worker's event loop waits while it becomes tokens."""
-_WRONG_SCHEMA = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""The errors to which a keyword with a wrong value leads, such as text where a number should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class OutputPlanner:
         """The planned output of a request; None: its tokens are made up.
 
         Raises:
-            EngineError: 400 because its grammar cannot be followed.
+            EngineError: 400 because no scripted reply fits its grammar.
         """
         if request.max_new_tokens == 0:
             return None
@@ -133,32 +128,34 @@ def _cut(text: str, ends: Sequence[str]) -> str:
 
 
 def _within(guide: Mapping[str, Any], reply: Reply | None) -> str:
-    """An answer within a grammar: the scripted one if it is JSON or one of the choices, else the smallest."""
-    scripted = str(reply.text or reply.message.get("content") or "") if reply is not None else ""
+    """The scripted answer within a grammar: one of its choices, or JSON, which is not compared with the schema."""
+    text = str(reply.text or reply.message.get("content") or "") if reply is not None else ""
     if choices := guide.get("choice"):
-        return scripted if scripted and scripted in choices else _bounded(str(choices[0]))
+        if text and text in choices:
+            return text
+        raise _unscripted("one of the choices")
     if (schema := guide.get("json")) is None:
-        raise EngineError("the modelled engine cannot follow a grammar of this kind, but JSON schemas", 400)
-    try:
-        schema = json.loads(schema) if isinstance(schema, str) else schema
-        minimal = minimal_json(schema)
-        smallest = json.dumps(minimal, allow_nan=False)
-    except (UnservedSchemaError, *_WRONG_SCHEMA) as error:
-        raise EngineError(f"the modelled engine cannot make a value for the JSON schema: {error}", 400) from None
+        raise EngineError("the modelled engine cannot follow a grammar of this kind, but JSON schemas and choices", 400)
     if reply is not None and reply.calls:
-        return _as_asked(minimal, reply.calls)
-    return scripted if _is_json(scripted) else _bounded(smallest)
+        return _as_asked(schema, reply.calls)
+    if _is_json(text):
+        return text
+    raise _unscripted("JSON or has tool calls")
 
 
-def _bounded(answer: str) -> str:
-    if len(answer) > _LONGEST_ANSWER:
-        raise EngineError(f"the answer within the grammar has more than {_LONGEST_ANSWER:,} characters", 400)
-    return answer
+def _unscripted(needed: str) -> EngineError:
+    return EngineError(
+        "the modelled engine answers within a grammar by scripted replies only: "
+        f"start it with --replies and a reply to this turn that is {needed}",
+        400,
+    )
 
 
-def _as_asked(minimal: Any, calls: Sequence[ToolCall]) -> str:
+def _as_asked(schema: Any, calls: Sequence[ToolCall]) -> str:
     """Scripted tool calls in the grammar of a `tool_choice`: a list (`required`), or the arguments of a named tool."""
-    if isinstance(minimal, list):
+    with suppress(ValueError, RecursionError):
+        schema = json.loads(schema) if isinstance(schema, str) else schema
+    if isinstance(schema, dict) and schema.get("type") == "array":
         return json.dumps([{"name": call.name, "parameters": dict(call.arguments)} for call in calls])
     return json.dumps(dict(calls[0].arguments))
 

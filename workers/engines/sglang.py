@@ -47,10 +47,11 @@ from workers.engines.sglang_settings import (
 )
 from workers.engines.sglang_share import share_params
 from workers.engines.sglang_warm_up import warmed_up
+from workers.kv.exchange import KvExchange
 
 if TYPE_CHECKING:
-    from workers.kv.worker_process.peer_reads import Transport
-    from workers.kv.worker_process.store_exchange import StoreExchange
+    from workers.kv.engine_store import EngineStore
+    from workers.kv.peer_reads import Transport
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class SglangEngine:
         self._lost: asyncio.Future[str] | None = None
         self._engine: Any = None
         self._manager: Any = None
-        self._kv: StoreExchange | None = None
+        self._kv: KvExchange[EngineStore] | None = None
         self._info: EngineInfo | None = None
 
     @property
@@ -112,7 +113,7 @@ class SglangEngine:
         return self._info
 
     @property
-    def kv(self) -> StoreExchange:
+    def kv(self) -> KvExchange[EngineStore]:
         if self._kv is None:
             raise EngineError("the engine has not started", 503)
         return self._kv
@@ -128,23 +129,23 @@ class SglangEngine:
         for name, value in ENGINE_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         try:
-            from workers.kv.worker_process.nixl_transport import NixlTransport
-            from workers.kv.worker_process.store_exchange import StoreExchange
+            from workers.kv.engine_store import EngineStore
+            from workers.kv.nixl_transport import NixlTransport
         except ImportError as error:
             raise EngineError(
                 f"{error}: the engine needs its extra: uv pip install --editable '.[sglang]' in AMPD's repository"
             ) from None
         self._lost = asyncio.get_running_loop().create_future()
         surplus = self._next_rounds.surplus if self._next_rounds else None
-        self._kv = StoreExchange(
+        store = EngineStore(
             create_store(self._settings),
             self._settings.tp,
-            self._make_transport or NixlTransport,
             surplus,
             has_checksums=self._settings.kv_checksums != "off",
             checks_loads=self._settings.kv_checksums == "all",
         )
-        self._kv.store.on_last_passes = self._last_passes_begun
+        store.on_last_passes = self._last_passes_begun
+        self._kv = KvExchange(store, self._make_transport or NixlTransport)
         await self._run_processes(self._kv)
 
     async def restart(self) -> None:
@@ -161,7 +162,7 @@ class SglangEngine:
         self._lost = asyncio.get_running_loop().create_future()
         await self._run_processes(kv)
 
-    async def _run_processes(self, kv: StoreExchange) -> None:
+    async def _run_processes(self, kv: KvExchange[EngineStore]) -> None:
         try:
             await self._launched(kv)
             await kv.open(_LINK_S)
@@ -181,7 +182,7 @@ class SglangEngine:
         kv, self._kv = self._kv, None
         await self._end_processes(_STOP_S, kv)
 
-    async def _end_processes(self, grace_s: float, kv: StoreExchange | None = None) -> None:
+    async def _end_processes(self, grace_s: float, kv: KvExchange[EngineStore] | None = None) -> None:
         """End SGLang's part of this process, the KV exchange if it is given, then SGLang's own processes."""
         loop = asyncio.get_running_loop()
         if self._lost is not None and not self._lost.done():
@@ -212,7 +213,7 @@ class SglangEngine:
         assert self._lost is not None
         return await asyncio.shield(self._lost)
 
-    async def _launched(self, kv: StoreExchange) -> None:
+    async def _launched(self, kv: KvExchange[EngineStore]) -> None:
         """Start SGLang's processes, which takes seconds, or minutes with a large model."""
         ignore_quit()
         launch = asyncio.get_running_loop().run_in_executor(_launcher, self._launch, kv)
@@ -226,7 +227,7 @@ class SglangEngine:
             for process in self._processes:
                 asyncio.get_running_loop().add_reader(process.sentinel, self._process_ended, process)
 
-    def _launch(self, kv: StoreExchange) -> None:
+    def _launch(self, kv: KvExchange[EngineStore]) -> None:
         os.environ[ENGINE_FLAG] = "1"
         _add_scripts_to_path()
         on_gpu = choose_gpu(self._settings.device, self._settings.tp)

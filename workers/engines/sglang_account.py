@@ -13,7 +13,8 @@ from ampd.serving.kv_tiers import reloading_pays
 from workers.engines.base import EngineInfo, EngineLostError, EngineOutput, EngineRequest
 
 if TYPE_CHECKING:
-    from workers.kv.worker_process.store_exchange import StoreExchange
+    from workers.kv.engine_store import EngineStore
+    from workers.kv.exchange import KvExchange
 
 
 @dataclass(slots=True)
@@ -31,13 +32,13 @@ class AccountedEngine(Protocol):
     _on_last_pass: dict[str, Callable[[], None]]
     _next_rounds: NextRounds | None
     _model: PerformanceModel | None
-    _kv: StoreExchange | None
+    _kv: KvExchange[EngineStore] | None
 
     @property
     def info(self) -> EngineInfo: ...
 
     @property
-    def kv(self) -> StoreExchange: ...
+    def kv(self) -> KvExchange[EngineStore]: ...
 
     async def gone(self, rid: str) -> None:
         """Return when SGLang works on no choice of a request any more."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.perf.presets import DEGREES
-from workers.kv.tried import TRIED_PAGE_TOKENS
+from workers.kv.geometry import TRIED_PAGE_TOKENS
 
 _DIVIDED = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
 _REPLICATED = ("num_key_value_heads", "swa_num_key_value_heads", "num_global_key_value_heads")

@@ -70,7 +70,7 @@ def tell_failure(original: Any, scheduler: Any, server_args: Any, *args: Any, **
     """Tell the worker why a rank does not start: by itself SGLang only reports that the rank has ended."""
     from sglang.srt.runtime_context import get_parallel
 
-    from workers.kv.rank_process.rank_link import refuse
+    from workers.kv.ranks.link import refuse
 
     try:
         return original(scheduler, server_args, *args, **kwargs)

@@ -154,7 +154,7 @@ def engine_arguments(
     """Arguments of `sglang.Engine`: the settings, AMPD's linker, and what a machine without GPU needs.
 
     Args:
-        linker: what `workers.kv.rank_process.linker.KvLinker` gets as `extra_config`.
+        linker: what `workers.kv.ranks.linker.KvLinker` gets as `extra_config`.
         shares_passes: as in `SlicingPolicy`.
     """
     model = str(settings.model)
@@ -175,7 +175,7 @@ def engine_arguments(
         "unified_cache_external_linker_backend": "dynamic",
         "unified_cache_external_linker_config": {
             "linker": "KvLinker",
-            "linker_module_path": "workers.kv.rank_process.linker",
+            "linker_module_path": "workers.kv.ranks.linker",
             "linker_extra_config": linker,
         },
     }

@@ -102,7 +102,7 @@ class _Call:
         """Note which choice has an output."""
         self._begun.add(output.index)
 
-    async def computed(self, kv: KvExchange, page_tokens: int) -> _Prefill:
+    async def computed(self, kv: KvExchange[Any], page_tokens: int) -> _Prefill:
         """How far its prefill has come since the last time that this was asked, by the KV that is stored."""
         if self._begun:
             return _Prefill.SAME
@@ -148,7 +148,7 @@ class SupervisedEngine:
         return self._engine.info
 
     @property
-    def kv(self) -> KvExchange:
+    def kv(self) -> KvExchange[Any]:
         return self._engine.kv
 
     async def start(self) -> None:

@@ -1,14 +1,20 @@
 """The form of a worker's KV in its store: what a record holds, and which rank of an engine owns which part of it.
 
 A record is the KV of one page, or the state at one boundary, in one pool of the model. It holds all heads, whatever the
-tensor parallelism (TP) of the engine that wrote it, so that workers of different TP can exchange records.
+tensor parallelism (TP) of the engine that wrote it, so that workers of different TP can exchange records. Descriptions
+of records travel between processes, and a decoder checks them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,7 @@ def head_share(heads: int, tp: int, rank: int) -> Share:
     return Share(rank // group, 1, rank % group == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a record in which every head has the same size: [head of the model][layer][bytes].
 
     Attributes:
@@ -57,9 +62,9 @@ class Section:
     """
 
     name: str
-    heads: int
-    layers: int
-    head_bytes: int
+    heads: Positive
+    layers: Positive
+    head_bytes: Positive
 
     @property
     def block_bytes(self) -> int:
@@ -71,8 +76,7 @@ class Section:
         return self.heads * self.block_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PoolGeometry:
+class PoolGeometry(Struct, frozen=True, forbid_unknown_fields=True):
     """The records of one pool.
 
     Attributes:
@@ -84,7 +88,7 @@ class PoolGeometry:
 
     name: str
     sections: tuple[Section, ...]
-    window_pages: int = 0
+    window_pages: NotNegative = 0
 
     @property
     def record_bytes(self) -> int:
@@ -99,8 +103,7 @@ class PoolGeometry:
         return starts
 
 
-@dataclass(frozen=True, slots=True)
-class KvGeometry:
+class KvGeometry(Struct, frozen=True, forbid_unknown_fields=True):
     """The records of a worker. Workers exchange KV if this is equal, whatever their TP.
 
     Attributes:
@@ -109,7 +112,7 @@ class KvGeometry:
     """
 
     fingerprint: str
-    page_size: int
+    page_size: Positive
     pools: tuple[PoolGeometry, ...]
 
     @property
@@ -117,22 +120,17 @@ class KvGeometry:
         """By how much a long context grows per page: windows and states stay as large as they are."""
         return sum(pool.record_bytes for pool in self.pools if not pool.window_pages)
 
+    @property
+    def longest_window_pages(self) -> int:
+        """Of all pools of which a prefix needs only the last pages."""
+        return max(pool.window_pages for pool in self.pools)
+
     def pool(self, name: str) -> PoolGeometry:
         """The pool of that name. Raises `KeyError` if there is none."""
         for pool in self.pools:
             if pool.name == name:
                 return pool
         raise KeyError(name)
-
-    def to_json(self) -> dict[str, Any]:
-        """As `from_json` takes it."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Any) -> KvGeometry:
-        """The inverse of `to_json`. Raises `ValueError` for anything else."""
-        pools = tuple(_pool(pool) for pool in _list(_fields(cls, fields)["pools"]))
-        return cls(_text(fields["fingerprint"]), _count(fields["page_size"], 1), pools)
 
 
 def mismatch(ours: KvGeometry, theirs: KvGeometry) -> str | None:
@@ -163,37 +161,65 @@ def _pool_mismatch(ours: PoolGeometry, theirs: PoolGeometry) -> str | None:
     return None
 
 
-def _pool(fields: Any) -> PoolGeometry:
-    _fields(PoolGeometry, fields)
-    sections = tuple(_section(section) for section in _list(fields["sections"]))
-    return PoolGeometry(_text(fields["name"]), sections, _count(fields["window_pages"], 0))
+PageWindow = tuple[int, Callable[[int], bool]]
+"""Of a pool: the pages before the end of a prefix whose records it needs (0: every page), and whether it has one."""
 
 
-def _section(fields: Any) -> Section:
-    _fields(Section, fields)
-    return Section(_text(fields["name"]), *(_count(fields[name], 1) for name in ("heads", "layers", "head_bytes")))
+def restorable_lengths(pages: int, attention_windows: Sequence[PageWindow]) -> Iterator[int]:
+    """All lengths in pages, up to `pages`, at which every pool has its window; the longest first."""
+    length = pages
+    there_from = [length] * len(attention_windows)
+    while length:
+        holes = (_hole(window, there_from, number, length) for number, window in enumerate(attention_windows))
+        hole = max(holes, default=-1)
+        if hole < 0:
+            yield length
+        # The hole also lies in the windows of all the lengths between.
+        length = hole if hole >= 0 else length - 1
+        there_from = [min(start, length) for start in there_from]
 
 
-def _fields(kind: type, fields: Any) -> Mapping[str, Any]:
-    names = set(kind.__dataclass_fields__)  # type: ignore[attr-defined]
-    if not isinstance(fields, dict) or set(fields) != names:
-        raise ValueError(f"not a {kind.__name__}: expected an object with {', '.join(sorted(names))}")
-    return fields
+def window_start(window_pages: int, length: int) -> int:
+    """The first page of the window of a prefix of `length` pages."""
+    return max(0, length - (window_pages or length))
 
 
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"expected a list in a KV geometry, got {type(value).__name__}")
-    return list(value)
+def _hole(window: PageWindow, there_from: list[int], number: int, length: int) -> int:
+    """The last page without a record in the window of a prefix of `length` pages; -1: the window is complete.
+
+    `there_from`: from this page to `length`, all records are known to be there. It is brought up to date.
+    """
+    window_pages, has = window
+    start = window_start(window_pages, length)
+    while there_from[number] > start:
+        if not has(there_from[number] - 1):
+            return there_from[number] - 1
+        there_from[number] -= 1
+    return -1
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a string in a KV geometry, got {type(value).__name__}")
-    return value
+TRIED_PAGE_TOKENS = (16, 32, 64)
+"""Page sizes, and below degrees and types of KV, with which real engines have run the KV store.
 
+Others need `--allow-untested`.
+"""
 
-def _count(value: Any, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"expected a whole number of at least {least} in a KV geometry, got {value!r:.40}")
-    return value
+TRIED_DEGREES: Mapping[str, tuple[int, ...]] = {
+    "MHATokenToKVPool": (1, 2, 4, 8),
+    "MLATokenToKVPool": (1, 2, 4),
+    "SWAKVPool": (1, 2, 4),
+    "HybridLinearKVPool": (1, 2, 4),
+}
+"""By SGLang's class of the KV pool. `docs/models.md` lists the models and the pairs of degrees."""
+
+_FLOATS = ("torch.float32", "torch.bfloat16")
+TRIED_TYPES: Mapping[str, tuple[str, ...]] = {
+    "MHATokenToKVPool": (*_FLOATS, "torch.float16", "torch.float8_e4m3fn"),
+    "MLATokenToKVPool": (*_FLOATS, "torch.float8_e4m3fn"),
+    "SWAKVPool": (*_FLOATS, "torch.float8_e4m3fn"),
+    "HybridLinearKVPool": _FLOATS,
+}
+"""The KV of a pool, also by its class."""
+
+TRIED_STATE_TYPES: tuple[tuple[str, ...], tuple[str, ...]] = (("torch.float32",), _FLOATS)
+"""Of the temporal part of a state, and of its convolution."""

@@ -5,19 +5,18 @@ Keys of pages travel as one string of bytes per pool, because a long context has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from msgspec import DecodeError, Struct, ValidationError
 from msgspec.msgpack import Decoder, Encoder
 
 from ampd.page_keys import KEY_BYTES
+from workers.kv.geometry import KvGeometry
 
 
 class Records(Struct, array_like=True, frozen=True):
     """Records of one pool.
 
     Attributes:
-        keys: joined; see `joined` and `split`.
+        keys: joined; see `split`.
         offsets: where each record starts in the store.
     """
 
@@ -29,12 +28,12 @@ class Hello(Struct, tag=True, frozen=True):
     """A rank has mapped the store.
 
     Attributes:
-        geometry: `KvGeometry.to_json`, equal on all ranks.
+        geometry: equal on all ranks.
         warnings: one line each, for the worker's log.
     """
 
     rank: int
-    geometry: dict[str, object]
+    geometry: KvGeometry
     warnings: list[str] = []
 
 
@@ -150,11 +149,6 @@ def decode_to_worker(data: bytes) -> ToWorker:
     return message
 
 
-def joined(keys: Sequence[bytes]) -> bytes:
-    """Keys as one string of bytes."""
-    return b"".join(keys)
-
-
 def split(keys: bytes) -> list[bytes]:
-    """The inverse of `joined`."""
+    """Joined keys, one by one."""
     return [keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES)]

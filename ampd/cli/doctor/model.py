@@ -19,7 +19,7 @@ from ampd.perf.presets import load_performance_model
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Parallelism
 from workers.engines.sglang_limits import check_degree
-from workers.kv.tried import TRIED_DEGREES
+from workers.kv.geometry import TRIED_DEGREES
 
 _GB, _MIB = 1e9, 1 << 20
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from ampd.model_folder import model_digest
 from ampd.tiny_model import tiny_model_path
 from benchmarks.faults.foreign_workers import forgive_foreign_texts
 from benchmarks.faults.load import Ending, RoundResult
 from benchmarks.faults.setting import SETTINGS
 from benchmarks.faults.weights import foreign_reads, mixed_rounds, other_dtype, other_weights
-from workers.kv.model_digest import model_digest
 
 WEIGHTS = {"a": Path("own"), "b": Path("own"), "f": Path("other"), "g": Path("other")}
 

@@ -107,8 +107,8 @@ class Lab:
             self._facts, self.times, parallelism, capacity, store, eos_every=eos_every, planner=planner
         )
         held = self.held.setdefault(name, {})
-        engine.kv.connect(self.peers, held.__setitem__)
         await engine.start()
+        engine.kv.connect(self.peers, held.__setitem__)
         self.peers.engines[name] = engine
         try:
             yield engine
@@ -118,8 +118,8 @@ class Lab:
 
 def protects_nothing(engine: ModelledEngine) -> bool:
     """Whether the store could drop everything, because no request, read or lease needs it any more; it does."""
-    directory, page_size = engine.kv.directory, engine.info.page_size_tokens
-    other = [b"%d" % number for number in range(engine.kv.capacity_tokens // page_size)]
+    directory, page_size = engine.kv.store.directory, engine.info.page_size_tokens
+    other = [b"%d" % number for number in range(engine.kv.store.capacity_tokens // page_size)]
     reservation = directory.reserve("", {"kv": other}, 0.0)
     if reservation is not None:
         directory.give_up(reservation.id)

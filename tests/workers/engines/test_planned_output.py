@@ -104,52 +104,27 @@ CALL_SCHEMA = {"properties": {"name": {"enum": ["search"]}, "parameters": OBJECT
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
 @pytest.mark.parametrize(
-    ("guide", "answer"),
+    ("line", "guide", "answer"),
     [
-        ({"json": OBJECT}, '{"q": ""}'),
-        ({"json": json.dumps(OBJECT)}, '{"q": ""}'),
-        ({"json": {"type": "object"}}, "{}"),
-        ({"choice": ["yes", "no"]}, "yes"),
+        ({"tool_calls": CALLS}, {"json": {"type": "array", "minItems": 1, "items": CALL_SCHEMA}}, "both"),
+        ({"tool_calls": CALLS}, {"json": '{"type": "array"}'}, "both"),
+        ({"tool_calls": CALLS}, {"json": OBJECT}, '{"q": "rain"}'),
+        ({"content": '{"q": "snow"}'}, {"json": OBJECT}, '{"q": "snow"}'),
+        ({"content": '{"q": "snow"}'}, {"json": json.dumps(OBJECT)}, '{"q": "snow"}'),
+        ({"content": "no"}, {"choice": ["yes", "no"]}, "no"),
     ],
 )
-async def test_a_grammar_has_the_smallest_answer(
-    model_folder: Path, tmp_path: Path, guide: dict[str, Any], answer: str, ignore_eos: bool
-) -> None:
-    talk = _chat(model_folder, tmp_path, {"session": "other", "text": "x"})
-    async with talk.lab.engine("D", planner=talk.planner) as engine:
-        request = {**_guided(**guide), "stop_conditions": {"ignore_eos": ignore_eos, "min_tokens": 30}}
-        outputs = await run(engine, talk.prompt(), 200, **EOS, **request)
-        assert talk.tokenizer.decode(tokens(outputs), skip_special_tokens=False) == answer
-        assert outputs[-1].finish_reason == "stop"
-
-
-@pytest.mark.parametrize(
-    ("line", "schema", "answer"),
-    [
-        ({"tool_calls": CALLS}, {"type": "array", "minItems": 1, "items": CALL_SCHEMA}, "both"),
-        ({"tool_calls": CALLS}, OBJECT, '{"q": "rain"}'),
-        ({"content": '{"q": "snow"}'}, OBJECT, '{"q": "snow"}'),
-        ({"content": "not JSON"}, OBJECT, '{"q": ""}'),
-        pytest.param({"content": "[" * 100_000}, OBJECT, '{"q": ""}', id="nested"),
-    ],
-)
-async def test_a_scripted_reply_within_a_grammar(
-    model_folder: Path, tmp_path: Path, line: dict[str, Any], schema: dict[str, Any], answer: str
+async def test_a_scripted_reply_within_a_grammar_is_the_whole_answer(
+    model_folder: Path, tmp_path: Path, line: dict[str, Any], guide: dict[str, Any], answer: str, ignore_eos: bool
 ) -> None:
     talk = _chat(model_folder, tmp_path, line)
     async with talk.lab.engine("D", planner=talk.planner) as engine:
-        text = await talk.says(engine, talk.prompt(), **_guided(json=schema))
+        request = {**_guided(**guide), "stop_conditions": {"ignore_eos": ignore_eos, "min_tokens": 300}}
+        outputs = await run(engine, talk.prompt(), 400, **EOS, **request)
     both = [{"name": call["name"], "parameters": call["arguments"]} for call in CALLS]
+    text = talk.tokenizer.decode(tokens(outputs), skip_special_tokens=False)
     assert text == (json.dumps(both) if answer == "both" else answer)
-
-
-@pytest.mark.parametrize(("line", "answer"), [("no", "no"), ("perhaps", "yes")])
-async def test_a_scripted_reply_is_taken_if_it_is_a_choice(
-    model_folder: Path, tmp_path: Path, line: str, answer: str
-) -> None:
-    talk = _chat(model_folder, tmp_path, {"content": line})
-    async with talk.lab.engine("D", planner=talk.planner) as engine:
-        assert await talk.says(engine, talk.prompt(), **_guided(choice=["yes", "no"])) == answer
+    assert outputs[-1].finish_reason == "stop"
 
 
 class Counted(list[int]):
@@ -176,22 +151,20 @@ def test_a_long_reply_is_found_without_a_comparison_per_token(model_folder: Path
 
 
 @pytest.mark.parametrize(
-    ("guide", "words"),
+    ("line", "guide", "words"),
     [
-        ({"regex": "a+"}, "grammar of this kind"),
-        ({"json": {"type": "string", "pattern": "a+"}}, "pattern"),
-        ({"json": "{"}, "JSON schema"),
-        ({"json": {"type": "array", "minItems": "x"}}, "JSON schema"),
-        ({"json": {"type": "array", "minItems": 10**10}}, "JSON schema"),
-        ({"json": {"type": "array", "minItems": 1, "prefixItems": {"a": 1}}}, "JSON schema"),
-        ({"json": {"type": "number", "minimum": 1, "multipleOf": 0}}, "JSON schema"),
-        ({"json": '{"type": "integer", "minimum": 1e999}'}, "JSON schema"),
-        ({"json": '{"const": 1e999}'}, "JSON schema"),
-        ({"json": {"type": "string", "minLength": 200_000}}, "more than 100,000 characters"),
-        ({"choice": ["x" * 200_000]}, "more than 100,000 characters"),
+        ({"content": "a"}, {"regex": "a+"}, "grammar of this kind"),
+        ({"content": "not JSON"}, {"json": OBJECT}, "--replies and a reply to this turn that is JSON"),
+        pytest.param({"content": "[" * 100_000}, {"json": OBJECT}, "that is JSON", id="nested"),
+        ({"session": "other", "content": "{}"}, {"json": OBJECT}, "that is JSON"),
+        ({"content": "perhaps"}, {"choice": ["yes", "no"]}, "that is one of the choices"),
+        ({"session": "other", "content": "no"}, {"choice": ["yes", ""]}, "that is one of the choices"),
     ],
 )
-async def test_a_grammar_that_cannot_be_followed_is_refused(talk: Chat, guide: dict[str, Any], words: str) -> None:
+async def test_a_grammar_without_a_reply_that_fits_is_refused(
+    model_folder: Path, tmp_path: Path, line: dict[str, Any], guide: dict[str, Any], words: str
+) -> None:
+    talk = _chat(model_folder, tmp_path, line)
     async with talk.lab.engine("D", planner=talk.planner) as engine:
         with pytest.raises(EngineError, match=words) as refused:
             await run(engine, talk.prompt(), 20, **EOS, **_guided(**guide))

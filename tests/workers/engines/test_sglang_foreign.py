@@ -15,7 +15,7 @@ pytest.importorskip("nixl")
 
 from tests.harness.sglang_cells import NEW, connected, started, with_log_probs
 from tests.harness.sglang_pair import PAGE, pair_settings, remote_round, text
-from workers.kv import foreign_peers
+from workers.kv import peer_reads
 
 pytestmark = [
     pytest.mark.long,
@@ -31,7 +31,7 @@ async def test_bf16_and_fp32_are_not_exchanged(
 ) -> None:
     log = logging.Logger("apart from the root, whose handlers SGLang takes away")
     log.addHandler(caplog.handler)
-    monkeypatch.setattr(foreign_peers, "log", log)
+    monkeypatch.setattr(peer_reads, "log", log)
     settings = pair_settings(make_tiny_model(tmp_path / "model"))
     async with AsyncExitStack() as stack:
         prefill = await started(stack, settings)

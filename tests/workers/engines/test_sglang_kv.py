@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial, partialmethod
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
@@ -42,8 +42,8 @@ from tests.harness.sglang_pair import (
 )
 from tests.waiting import PATIENCE_S, until
 from workers.engines.sglang import SglangEngine
+from workers.kv.nixl_transport import NixlTransport
 from workers.kv.rank_messages import Records
-from workers.kv.worker_process.nixl_transport import NixlTransport
 
 pytestmark = [
     pytest.mark.slow,

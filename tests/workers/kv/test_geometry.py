@@ -1,16 +1,16 @@
-"""Records of the store: who holds which heads, JSON, and what makes two workers different."""
+"""Records of the store: who holds which heads, what makes two workers different, which prefixes can be restored."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import ValidationError, json, to_builtins
+from msgspec.structs import replace
 
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section, head_share, mismatch
+from workers.kv.geometry import KvGeometry, PoolGeometry, Section, head_share, mismatch, restorable_lengths
 
 TP = st.sampled_from((1, 2, 4, 8))
 EACH_CASE = pytest.mark.parametrize(("heads", "tp"), [(heads, tp) for heads in range(1, 17) for tp in (1, 2, 4, 8)])
@@ -71,8 +71,8 @@ GEOMETRIES = st.builds(KvGeometry, st.text(), st.integers(1, 512), st.lists(POOL
 
 
 @given(GEOMETRIES)
-def test_json_returns_the_same_geometry(geometry: KvGeometry) -> None:
-    assert KvGeometry.from_json(json.loads(json.dumps(geometry.to_json()))) == geometry
+def test_a_decoder_returns_the_same_geometry(geometry: KvGeometry) -> None:
+    assert json.decode(json.encode(geometry), type=KvGeometry) == geometry
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,8 @@ def test_json_returns_the_same_geometry(geometry: KvGeometry) -> None:
     ],
 )
 def test_anything_else_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"KV geometry|expected an object"):
-        KvGeometry.from_json({**GEOMETRY.to_json(), **change})
-
-
-@pytest.mark.parametrize("fields", [None, [], "kv", {}, 7])
-def test_what_is_no_object_is_refused(fields: object) -> None:
-    with pytest.raises(ValueError, match="not a KvGeometry"):
-        KvGeometry.from_json(fields)
+    with pytest.raises(ValidationError):
+        json.decode(json.encode({**to_builtins(GEOMETRY), **change}), type=KvGeometry)
 
 
 def of_kv(**change: Any) -> KvGeometry:
@@ -137,3 +131,19 @@ def test_windows_and_states_are_no_part_of_what_a_context_grows_by() -> None:
     assert (
         replace(GEOMETRY, pools=(KV, replace(MAMBA, window_pages=0))).page_bytes == KV.record_bytes + MAMBA.record_bytes
     )
+
+
+PAGES = 12
+
+
+@given(
+    st.integers(0, PAGES), st.lists(st.tuples(st.integers(0, PAGES), st.sets(st.integers(0, PAGES - 1))), max_size=3)
+)
+def test_a_length_is_restorable_if_every_pool_has_its_window_before_it(
+    pages: int, pools: list[tuple[int, set[int]]]
+) -> None:
+    def is_restorable(length: int) -> bool:
+        return all(set(range(max(0, length - (window or length)), length)) <= there for window, there in pools)
+
+    lengths = list(restorable_lengths(pages, [(window, there.__contains__) for window, there in pools]))
+    assert lengths == [length for length in range(pages, 0, -1) if is_restorable(length)]

@@ -8,20 +8,22 @@ pytest.importorskip("msgspec")
 
 from ampd.page_keys import page_keys
 from workers.kv import rank_messages as messages
+from workers.kv.geometry import KvGeometry, PoolGeometry, Section
 
+GEOMETRY = KvGeometry("f", 16, (PoolGeometry("kv", (Section("kv", 4, 3, 64),)),))
 KEYS = page_keys(list(range(48)), 16, tenant="")
 
 TO_RANK: list[messages.ToRank] = [
     messages.Write(3, {"kv": ([0, 2], [64, 128])}),
     messages.Write(3, None),
-    messages.Allow(1, "r", {"kv": messages.Records(messages.joined(KEYS), [0, 64, 128])}),
+    messages.Allow(1, "r", {"kv": messages.Records(b"".join(KEYS), [0, 64, 128])}),
     messages.Drop(2, "r"),
     messages.Settle(4),
 ]
 TO_WORKER: list[messages.ToWorker] = [
-    messages.Hello(1, {"page_size": 16}, ["slow"]),
+    messages.Hello(1, GEOMETRY, ["slow"]),
     messages.Refused(0, "another kind of KV"),
-    messages.Offer(5, "s", {"kv": messages.joined(KEYS)}),
+    messages.Offer(5, "s", {"kv": b"".join(KEYS)}),
     messages.Written(5, b"digest"),
     messages.Forgotten(6),
     messages.Loaded(["r"], 0.5),
@@ -50,5 +52,5 @@ def test_damaged_messages_are_refused(data: bytes) -> None:
 
 
 def test_joined_keys_are_split_again() -> None:
-    assert messages.split(messages.joined(KEYS)) == KEYS
+    assert messages.split(b"".join(KEYS)) == KEYS
     assert messages.split(b"") == []

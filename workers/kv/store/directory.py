@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from uuid import uuid4
 
 from ampd.serving.kv_eviction import Evictable
-from workers.kv.store.figures import StoreFigures
-from workers.kv.store.prefix_records import PrefixRecords
+from workers.kv.geometry import PoolGeometry
 from workers.kv.store.records import RecordAllocator, aligned_bytes
-from workers.kv.store.runs import Claimant, PageRun, PageSpan, RunTable, first_pages
+from workers.kv.store.runs import Claimant, PageRun, PageSpan, PrefixRecords, RunTable, first_pages
 from workers.kv.store.sessions import SessionTable, Surplus
 
 MAX_LEASE_S = 60.0
@@ -23,20 +22,8 @@ MAX_LEASES_PER_READER = 256
 MAX_LEASES = 4096
 
 
-class RecordPool(Protocol):
-    """What the directory needs to know of a pool of records.
-
-    Attributes:
-        window_pages: 0: a prefix needs the record of every page. n: it needs the records of its last n pages.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def record_bytes(self) -> int: ...
-    @property
-    def window_pages(self) -> int: ...
-
+Checksums = Mapping[str, Sequence[int]] | None
+"""Pool -> checksum of each record of a reservation; None: there are none here."""
 
 Name = TypeVar("Name", int, bytes)
 
@@ -105,6 +92,23 @@ class PageLease:
     checksums: dict[str, list[int | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class StoreFigures:
+    """Size and use of a store, for metrics.
+
+    Attributes:
+        used_bytes, used_tokens: of all records, also of those that nobody needs and that wait for their eviction.
+        evicted_tokens: by cause, since the start. unused: tokens of no session. surplus: the next round can compute
+            them again within its target. idle: tokens of sessions between two rounds. damaged: tokens that were not as
+            they were written.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    used_tokens: int
+    evicted_tokens: Mapping[str, int]
+
+
 @dataclass(slots=True, eq=False)
 class _LeasedPages(Claimant):
     reader: str = ""
@@ -144,7 +148,7 @@ class StoreDirectory:
     """
 
     def __init__(
-        self, size_bytes: int, page_size: int, pools: Sequence[RecordPool], surplus: Surplus | None = None
+        self, size_bytes: int, page_size: int, pools: Sequence[PoolGeometry], surplus: Surplus | None = None
     ) -> None:
         if not pools or pools[0].window_pages:
             raise ValueError("the first pool must have a record of every page")
@@ -232,7 +236,7 @@ class StoreDirectory:
         self._writers[reservation_id] = writer
         return Reservation(reservation_id, {pool: Places(new[pool], offsets[pool]) for pool in new})
 
-    def written(self, reservation_id: int, checksums: Mapping[str, Sequence[int]] | None = None, rid: str = "") -> None:
+    def written(self, reservation_id: int, checksums: Checksums = None, rid: str = "") -> None:
         """The records of a reservation are complete: they can be found and read from now on.
 
         Args:

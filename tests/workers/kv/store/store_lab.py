@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 
+from workers.kv.geometry import PoolGeometry, Section
 from workers.kv.store.directory import Places, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
@@ -14,16 +14,13 @@ PAGE = 16
 RECORD = 64
 
 
-@dataclass(frozen=True)
-class PoolOf:
-    name: str
-    record_bytes: int = RECORD
-    window_pages: int = 0
+def pool_of(name: str, record_bytes: int = RECORD, window_pages: int = 0) -> PoolGeometry:
+    return PoolGeometry(name, (Section(name, 1, 1, record_bytes),), window_pages)
 
 
-KV = PoolOf("kv")
-SWA = PoolOf("swa", window_pages=2)
-MAMBA = PoolOf("mamba", record_bytes=4 * RECORD, window_pages=1)
+KV = pool_of("kv")
+SWA = pool_of("swa", window_pages=2)
+MAMBA = pool_of("mamba", record_bytes=4 * RECORD, window_pages=1)
 
 
 def keys(text: str) -> list[bytes]:
@@ -35,7 +32,7 @@ def tail(text: str, shared: int) -> list[bytes]:
     return keys(text)[shared:]
 
 
-def store_of(pages: int, *pools: PoolOf, surplus: Surplus | None = None) -> StoreDirectory:
+def store_of(pages: int, *pools: PoolGeometry, surplus: Surplus | None = None) -> StoreDirectory:
     return StoreDirectory(pages * RECORD, PAGE, pools or (KV,), surplus)
 
 
@@ -83,7 +80,7 @@ def content(pool: str, key: bytes, record_bytes: int) -> bytes:
 class ByteStore:
     """A directory with the memory that it speaks about."""
 
-    def __init__(self, directory: StoreDirectory, size_bytes: int, pools: Sequence[PoolOf]) -> None:
+    def __init__(self, directory: StoreDirectory, size_bytes: int, pools: Sequence[PoolGeometry]) -> None:
         self.directory = directory
         self.memory = bytearray(size_bytes)
         self.pools = {pool.name: pool for pool in pools}

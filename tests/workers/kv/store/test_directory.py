@@ -10,10 +10,10 @@ from tests.workers.kv.store.store_lab import (
     PAGE,
     RECORD,
     SWA,
-    PoolOf,
     forget_all,
     keys,
     offsets,
+    pool_of,
     put,
     store_of,
     tail,
@@ -281,7 +281,7 @@ def test_a_short_prefix_needs_the_window_from_its_beginning() -> None:
 
 
 def test_a_further_pool_may_need_every_page() -> None:
-    directory = store_of(9, KV, PoolOf("index"))
+    directory = store_of(9, KV, pool_of("index"))
     put(directory, "s", "abc", index="ab")
     assert directory.match(keys("abc")) == 2
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, forget_all, keys, named
-from workers.kv.store.directory import Loadable, PageLease, RecordPool, Reservation, StoreDirectory
+from workers.kv.geometry import PoolGeometry
+from workers.kv.store.directory import Loadable, PageLease, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
 POOLS = (KV, SWA, MAMBA)
@@ -377,7 +378,7 @@ class TrustsExpiredLeases(StoreDirectory):
 
 class FreesWhatIsBeingWritten(StoreDirectory):
     def __init__(
-        self, size_bytes: int, page_size: int, pools: Sequence[RecordPool], surplus: Surplus | None = None
+        self, size_bytes: int, page_size: int, pools: Sequence[PoolGeometry], surplus: Surplus | None = None
     ) -> None:
         super().__init__(size_bytes, page_size, pools, surplus)
         self._runs.forget = self._runs.discard

@@ -1,0 +1,345 @@
+"""A worker's store together with the ranks of its engine: what they write into it, and what requests load from it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import chain
+
+from xxhash import xxh3_64_intdigest
+
+from ampd.background_tasks import BackgroundTasks
+from workers.kv.geometry import KvGeometry, mismatch
+from workers.kv.rank_links import Offers, RankLinks
+from workers.kv.rank_messages import LastPasses, Loaded, Records, ToWorker
+from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
+from workers.kv.store.sessions import Surplus
+from workers.kv.store_memory import StoreMemory
+
+log = logging.getLogger(__name__)
+
+ReloadListener = Callable[[float], None]
+
+_LONG_DROP_S = 60.0
+"""Loads that take longer to end get a line in the log. Their records stay protected, because a rank may read them."""
+
+_AT_ONCE_BYTES = 8 << 20
+"""The checksum of this many bytes takes half a millisecond. Another thread would take as long to begin."""
+
+_BITS = (1 << 63) - 1
+"""Of a checksum. The highest bit is left out, so that every encoding of a message has room for it."""
+
+_THREADS = 4
+"""The most threads that compute checksums of one read at the same time."""
+
+
+class EngineStore:
+    """The store of one worker. It outlives its engine: `replace_engine` lets the ranks of a new one connect.
+
+    Args:
+        ranks: of the engine.
+        surplus: as the directory's.
+        clock: any monotonic clock.
+        has_checksums: each record gets a checksum when it is written. It is verified when another worker has read it.
+        checks_loads: it is also verified before a request may load the record. That runs on the event loop, because
+            a request asks at once for what it may load.
+
+    Attributes:
+        changed: called when sessions may hold more or less than before.
+        on_last_passes: called with the ids of requests when the last pass of their prefill begins, beside a step of the
+            engine's batch.
+    """
+
+    def __init__(
+        self,
+        memory: StoreMemory,
+        ranks: int,
+        surplus: Surplus | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        has_checksums: bool = False,
+        checks_loads: bool = False,
+    ) -> None:
+        self.memory = memory
+        self.changed: Callable[[], None] = lambda: None
+        self.on_last_passes: Callable[[Sequence[str]], None] = lambda _rids: None
+        self._ranks = ranks
+        self._surplus = surplus
+        self._has_checksums = has_checksums
+        self._checks_loads = checks_loads
+        self._clock = clock
+        self._directory: StoreDirectory | None = None
+        self._geometry: KvGeometry | None = None
+        self._offers: Offers | None = None
+        self._links = RankLinks(ranks, self._receive)
+        self._early: list[tuple[int, ToWorker]] = []
+        self._known: dict[str, ReloadListener] = {}
+        self._late = BackgroundTasks()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the store lies in this process, and its bytes."""
+        return self.memory.address, self.memory.size_bytes
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where each rank of the engine connects."""
+        return self._links.addresses
+
+    @property
+    def directory(self) -> StoreDirectory:
+        """Which records are where; after `open`."""
+        if self._directory is None:
+            raise ConnectionError("the engine has not started")
+        return self._directory
+
+    @property
+    def geometry(self) -> KvGeometry:
+        """What a record looks like; after `open`."""
+        if self._geometry is None:
+            raise ConnectionError("the engine has not started")
+        return self._geometry
+
+    @property
+    def capacity_tokens(self) -> int:
+        """How many tokens of context the store has room for, without the records of windows and states."""
+        return self.memory.size_bytes // self.geometry.page_bytes * self.geometry.page_size
+
+    @property
+    def activity(self) -> int:
+        """Grows whenever the engine has computed pages."""
+        return self._offers.decided if self._offers else 0
+
+    @property
+    def refusal(self) -> str:
+        """Why the engine's KV cannot be exchanged, in one line; empty: no rank has refused it."""
+        return self._links.refusal
+
+    async def open(self, timeout_s: float) -> None:
+        """Meet the engine's ranks.
+
+        Raises:
+            TimeoutError: a rank did not connect.
+            ValueError: ranks differ from each other, or from those of the engine before.
+        """
+        hellos = await self._links.hellos(timeout_s)
+        for warning in dict.fromkeys(warning for hello in hellos for warning in hello.warnings):
+            log.warning("KV store: %s", warning)
+        for hello in hellos:
+            geometry = hello.geometry
+            if self._geometry is None:
+                self._geometry = geometry
+                self._directory = StoreDirectory(
+                    self.memory.size_bytes, geometry.page_size, geometry.pools, self._surplus
+                )
+            elif different := mismatch(self._geometry, geometry):
+                raise ValueError(f"rank {hello.rank} of the engine has another kind of KV: {different}")
+        self._offers = Offers(self.directory, self._ranks, self._links.send, self.changed, self._sum_up, self._clock)
+        for rank, message in self._early:
+            self._offers.receive(rank, message)
+        self._early.clear()
+
+    async def replace_engine(self) -> None:
+        """The engine's processes have ended: forget what they were about to write and to load. What is stored stays."""
+        self._forget_engine()
+        await self._links.close()
+        # What came from its other ranks meanwhile is not of the next engine, whose ranks count from the start.
+        self._early.clear()
+        self._links = RankLinks(self._ranks, self._receive)
+
+    async def close(self) -> None:
+        """End the connections, after the engine's processes have ended, and unmap the memory."""
+        await self._late.cancel()
+        self._forget_engine()
+        await self._links.close()
+        self.memory.close()
+
+    async def checksums(self, reservation: Reservation) -> Checksums:
+        """The checksums of the records of a reservation, as they are in memory now. Large ones leave the event loop."""
+        if not self._has_checksums:
+            return None
+        return {name: await self._sums_at(name, places.offsets) for name, places in reservation.offsets.items()}
+
+    # -- requests
+
+    def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:
+        """Protect the stored part of a context until `unprotect`, because a request may load it."""
+        if self._has_checksums and self._checks_loads:
+            self._drop_damaged(keys)
+        return self.directory.protect(rid, keys, self._clock())
+
+    async def begin_request(
+        self,
+        rid: str,
+        session_id: str,
+        keys: Sequence[bytes],
+        on_reload: ReloadListener = lambda _seconds: None,
+        pays: Callable[[int], bool] = lambda _tokens: True,
+        *,
+        is_copy: bool = False,
+    ) -> int:
+        """A request is about to run. The engine may load what is stored of its context; returns those tokens.
+
+        It may do so until the request has ended, because SGLang computes a request again that it had to interrupt.
+
+        Args:
+            on_reload: called with the seconds of the copies to the device, if there were any.
+            is_copy: another worker owns the session.
+            pays: whether loading this many tokens is worth it. Otherwise the engine uses only what its device has.
+
+        Raises:
+            ConnectionError, TimeoutError: the engine has gone, or hangs.
+        """
+        if session_id:
+            self.directory.sessions.begin_request(session_id, keys, is_copy=is_copy)
+        loadable = self.protect(rid, keys)
+        if loadable.tokens and not pays(loadable.tokens):
+            self.directory.unprotect(rid)
+            loadable = Loadable(0, {})
+        if loadable.tokens:
+            self._known[rid] = on_reload
+            await self._links.allow(rid, _records(loadable))
+        self.changed()
+        return loadable.tokens
+
+    def end_request(
+        self, rid: str, session_id: str, keys: Sequence[bytes], given_up: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """The session's request is over; `keys` name its context now.
+
+        Args:
+            given_up: returns when the engine loads nothing more for the request; None: it has given it up already.
+        """
+        if session_id:
+            self.directory.sessions.end_request(session_id, keys)
+            self.changed()
+        if rid in self._known:
+            self._late.spawn(self._ended(rid, given_up))
+        else:
+            self.unprotect(rid)
+
+    async def _ended(self, rid: str, given_up: Callable[[], Awaitable[None]] | None) -> None:
+        if given_up is not None:
+            await given_up()
+        late = asyncio.get_running_loop().call_later(
+            _LONG_DROP_S, log.error, "KV store: a rank has not ended the loads of a request in %g s", _LONG_DROP_S
+        )
+        try:
+            await self._links.drop(rid)
+        except ConnectionError:
+            return  # they are unprotected with the engine
+        finally:
+            late.cancel()
+        self._known.pop(rid, None)
+        self.unprotect(rid)
+
+    def unprotect(self, rid: str) -> None:
+        """End the protection for a request. Without effect while the engine has it; see `end_request`."""
+        if rid not in self._known and self._directory is not None:
+            self._directory.unprotect(rid)
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until all that the engine has computed so far is readable.
+
+        Raises:
+            TimeoutError, ConnectionError: the engine hangs, or has gone.
+        """
+        if self._offers is None:
+            return
+        async with asyncio.timeout(timeout_s):
+            await self._offers.settled(await self._links.offers())
+
+    # -- inside
+
+    def _sum_up(self, reservation: Reservation, done: Callable[[Checksums], None]) -> None:
+        """Make the checksums of records that were written: at once if they are few."""
+        if not self._has_checksums:
+            done(None)
+            return
+        if self._bytes(reservation) <= _AT_ONCE_BYTES:
+            done(
+                {
+                    name: self._sums_now(places.offsets, self.geometry.pool(name).record_bytes)
+                    for name, places in reservation.offsets.items()
+                }
+            )
+            return
+
+        async def work() -> None:
+            done(await self.checksums(reservation))
+
+        self._late.spawn(work())
+
+    async def _sums_at(self, pool: str, offsets: Sequence[int]) -> list[int]:
+        """The checksums of a pool's records, of many bytes in a few threads at the same time."""
+        record_bytes = self.geometry.pool(pool).record_bytes
+        count = min(_THREADS, len(offsets) * record_bytes // _AT_ONCE_BYTES + 1)
+        if count == 1:
+            return self._sums_now(offsets, record_bytes)
+        size = -(-len(offsets) // count)
+        parts = [offsets[at : at + size] for at in range(0, len(offsets), size)]
+        work = asyncio.gather(*(asyncio.to_thread(self._sums_now, part, record_bytes) for part in parts))
+        try:
+            return list(chain.from_iterable(await asyncio.shield(work)))
+        except asyncio.CancelledError:
+            await asyncio.wait({work})  # the memory must not be unmapped before
+            raise
+
+    def _sums_now(self, offsets: Sequence[int], record_bytes: int) -> list[int]:
+        with memoryview(self.memory.map) as memory:
+            return checksums_at(memory, offsets, record_bytes)
+
+    def _bytes(self, reservation: Reservation) -> int:
+        return sum(
+            len(places.offsets) * self.geometry.pool(name).record_bytes for name, places in reservation.offsets.items()
+        )
+
+    def _drop_damaged(self, keys: Sequence[bytes]) -> None:
+        with memoryview(self.memory.map) as memory:
+
+            def is_intact(pool: str, offset: int, checksum: int) -> bool:
+                return checksums_at(memory, [offset], self.geometry.pool(pool).record_bytes) == [checksum]
+
+            tokens = self.directory.drop_damaged(keys, is_intact)
+        if tokens and self.directory.evicted_tokens["damaged"] == tokens:
+            log.error(
+                "KV store: records are not as they were written (%d tokens): they are dropped and computed again, and "
+                "so are all that follow, without another line; check the memory of this machine",
+                tokens,
+            )
+
+    def _receive(self, rank: int, message: ToWorker) -> None:
+        if isinstance(message, Loaded):
+            for rid in message.rids:
+                if (on_reload := self._known.get(rid)) is not None:
+                    on_reload(message.seconds)
+        elif isinstance(message, LastPasses):
+            self.on_last_passes(message.rids)
+        elif self._offers is None:
+            self._early.append((rank, message))
+        else:
+            self._offers.receive(rank, message)
+
+    def _forget_engine(self) -> None:
+        if self._offers is not None:
+            self._offers.abandon()
+            self._offers = None
+        for rid in self._known:
+            self.directory.unprotect(rid)
+        self._known.clear()
+
+
+def _records(loadable: Loadable) -> dict[str, Records]:
+    return {pool: Records(b"".join(places.names), list(places.offsets)) for pool, places in loadable.records.items()}
+
+
+def checksum_of(record: memoryview) -> int:
+    """XXH3 of a whole record: whether it is what its writer wrote. Other threads run meanwhile."""
+    return xxh3_64_intdigest(record) & _BITS
+
+
+def checksums_at(memory: memoryview, offsets: Sequence[int], record_bytes: int) -> list[int]:
+    """Of the records at `offsets`, which all have as many bytes."""
+    return [checksum_of(memory[offset : offset + record_bytes]) for offset in offsets]

@@ -1,0 +1,435 @@
+"""Reads records from the stores of other workers into this worker's store, and what both sides need to know for it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+from msgspec import DecodeError, Struct, ValidationError
+from msgspec.msgpack import Decoder, Encoder
+
+from ampd.background_tasks import BackgroundTasks
+from ampd.wire import KvReply, KvRequest, LeasedRecords
+from workers.kv.geometry import KvGeometry, NotNegative, mismatch
+from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
+
+log = logging.getLogger(__name__)
+
+_LEASE_MARGIN_S = 2.0
+"""A lease outlives the read that it protects by this much; the reader's own limit comes first."""
+_CLEAN_UP_S = 5.0
+
+_MOST_FOREIGN = 1024
+
+Keys = Mapping[str, Sequence[bytes]]
+"""By pool, the keys of consecutive pages."""
+
+
+class KvPeers(Protocol):
+    """How a worker calls the KV endpoint of another worker."""
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        """Call a worker. After a `TimeoutError` or `ConnectionError` the worker recomputes the KV."""
+        ...
+
+
+class KvStore(Protocol):
+    """What an exchange needs of a worker's store: `EngineStore`, or `ModelledStore` of a modelled engine.
+
+    Attributes:
+        changed: called when sessions may hold more or less than before.
+    """
+
+    changed: Callable[[], None]
+
+    @property
+    def directory(self) -> StoreDirectory: ...
+
+    @property
+    def geometry(self) -> KvGeometry: ...
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the store lies in this process, and its bytes."""
+        ...
+
+    @property
+    def activity(self) -> int:
+        """Grows whenever the engine has computed pages."""
+        ...
+
+    async def open(self, timeout_s: float) -> None:
+        """Meet the engine's ranks. Raises `TimeoutError`; `ValueError` if they differ."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until all that the engine has computed so far is readable. Raises `TimeoutError`, `ConnectionError`."""
+        ...
+
+    async def checksums(self, reservation: Reservation) -> Checksums:
+        """The checksums of the records of a reservation, as they are in memory now."""
+        ...
+
+    def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:
+        """Protect the stored part of a context until `unprotect`, because a request may load it."""
+        ...
+
+    def unprotect(self, rid: str) -> None:
+        """End the protection for a request."""
+        ...
+
+
+class Descriptor(Struct, frozen=True):
+    """What a reader needs to read the store of another worker; it travels in the answer to a lease.
+
+    Attributes:
+        address, size_bytes: where the store lies in its worker's memory.
+        agent: the metadata of its transport.
+    """
+
+    geometry: KvGeometry
+    address: NotNegative
+    size_bytes: NotNegative
+    agent: bytes
+
+    def encode(self) -> bytes:
+        return _encoder.encode(self)
+
+
+_encoder = Encoder()
+_decoder = Decoder(Descriptor)
+
+
+def decode_descriptor(data: bytes) -> Descriptor:
+    """The counterpart of `Descriptor.encode`. Raises `ValueError` for anything else."""
+    try:
+        descriptor: Descriptor = _decoder.decode(data)
+    except (DecodeError, ValidationError, TypeError, RecursionError) as error:
+        raise ValueError(f"not a KV descriptor: {error}") from None
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The store of another worker: its agent, and where the store lies in that worker's memory."""
+
+    worker_id: str
+    agent: bytes
+    address: int
+
+
+class Transport(Protocol):
+    """How records of another store come into this one: `NixlTransport`, or `ModelledTransport` of a modelled engine."""
+
+    metadata: bytes
+
+    def read(
+        self, remote: Remote, theirs: Sequence[tuple[int, int]], ours: Sequence[tuple[int, int]]
+    ) -> tuple[Future[int], Callable[[], None]]:
+        """Start a read. The future ends only when nothing is written any more; the function gives the read up."""
+        ...
+
+    def let_read(self, until_s: float) -> None:
+        """Let other workers read until then."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class PeerReads:
+    """Reads of one worker.
+
+    Args:
+        clock: as the store's.
+    """
+
+    def __init__(self, store: KvStore, transport: Transport, peers: KvPeers, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._transport = transport
+        self._peers = peers
+        self._clock = clock
+        self._foreign = ForeignPeers()
+        self._arrivals = Arrivals()
+        self._late = BackgroundTasks()
+
+    async def read(self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float) -> int:
+        """Read what a worker has of `keys` and this one lacks; returns bytes.
+
+        Args:
+            rid: of the request that needs them. What was read is protected for it.
+            expected: how many of the keys the worker is expected to have.
+
+        Raises:
+            TimeoutError, ConnectionError: the worker, or the transport, does not answer or failed.
+            ValueError: the worker has another kind of KV, or its answer makes no sense.
+            RuntimeError: the store has no room, or the worker refused.
+        """
+        self._foreign.check(source)
+        size, is_complete = 0, False
+        while not is_complete:
+            more, is_complete = await self._read_once(rid, keys, expected, source, deadline_s)
+            size += more
+        return size
+
+    async def _read_once(
+        self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float
+    ) -> tuple[int, bool]:
+        """Read what neither this store has nor another read brings; returns bytes, and False if that one has failed."""
+        left_s = deadline_s - self._clock()
+        request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S, expected=expected)
+        reply = await self._peers.call(source, request, left_s)
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        if not reply["lease_id"]:
+            return 0, True
+        lease = _PageLease(source, reply["lease_id"])
+        try:
+            lease.descriptor = decode_descriptor(reply["descriptor"])
+            if different := mismatch(self._store.geometry, lease.descriptor.geometry):
+                self._foreign.refuse(source, different)
+            lease.offsets = _checked(reply["records"], len(keys), lease.descriptor)
+            lease.checksums = reply.get("checksums") or {}
+            return await self._read_leased(rid, keys, lease, deadline_s)
+        finally:
+            if not lease.is_returned:
+                self._late.spawn(self._unlease(lease, self._clock() + _CLEAN_UP_S))
+
+    async def close(self) -> None:
+        """End the calls that return leases."""
+        await self._late.cancel()
+
+    async def _read_leased(
+        self, rid: str, keys: Sequence[bytes], lease: _PageLease, deadline_s: float
+    ) -> tuple[int, bool]:
+        """Read what is missing here, and wait for the records that other reads bring already."""
+        wanted = {pool: [keys[index] for index in found] for pool, found in lease.offsets.items()}
+        others = self._arrivals.of(wanted)
+        # Of no session yet: its session takes them over when it begins.
+        reservation = self._store.directory.reserve("", wanted, self._clock())
+        if reservation is None:
+            raise RuntimeError("the store has no room")
+        with self._arrivals.announced(wanted, reservation):
+            size = await self._read_reserved(rid, lease, reservation, deadline_s)
+        # Where one of them is late, the rest of the context is computed.
+        return size, await have_come(others, max(0.0, deadline_s - self._clock()))
+
+    async def _read_reserved(self, rid: str, lease: _PageLease, reservation: Reservation, deadline_s: float) -> int:
+        directory = self._store.directory
+        pairs = self._pairs(lease, reservation)
+        if not pairs:
+            directory.written(reservation.id, rid=rid)
+            return 0
+        done: Future[int] | None = None
+        is_kept = False
+        try:
+            assert lease.descriptor is not None
+            remote = Remote(lease.source, lease.descriptor.agent, lease.descriptor.address)
+            done, abandon = self._transport.read(remote, *joined_blocks(pairs))
+            size = await self._finished(done, abandon, deadline_s)
+            # The records may be used only if the lease still holds now. Otherwise their owner may have reused them.
+            checksums, holds = await asyncio.gather(
+                self._store.checksums(reservation), self._unlease(lease, deadline_s)
+            )
+            if not holds:
+                raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
+            if checksums and not _agree(checksums, lease, reservation):
+                raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
+            directory.written(reservation.id, checksums, rid=rid)
+            is_kept = True
+            return size
+        finally:
+            if not is_kept:
+                self._give_up(reservation, done)
+
+    async def _finished(self, done: Future[int], abandon: Callable[[], None], deadline_s: float) -> int:
+        try:
+            async with asyncio.timeout(deadline_s - self._clock()):
+                return await asyncio.shield(asyncio.wrap_future(done))
+        except BaseException:
+            abandon()
+            raise
+
+    def _give_up(self, reservation: Reservation, done: Future[int] | None) -> None:
+        """Free what was reserved, but not before the transport has stopped writing there."""
+        directory = self._store.directory
+        if done is None or done.done():
+            directory.give_up(reservation.id)
+            return
+        # The engine computes these pages now. They have to be stored.
+        directory.withdraw(reservation.id)
+        loop = asyncio.get_running_loop()
+        done.add_done_callback(lambda _: loop.call_soon_threadsafe(directory.give_up, reservation.id))
+
+    def _pairs(self, lease: _PageLease, reservation: Reservation) -> list[tuple[int, int, int]]:
+        """(Offset there, offset here, bytes) of each record that is missing here."""
+        pairs = []
+        for pool in self._store.geometry.pools:
+            theirs = list(lease.offsets.get(pool.name, {}).values())
+            ours = reservation.offsets.get(pool.name)
+            if ours is not None:
+                pairs += [(theirs[index], offset, pool.record_bytes) for index, offset in ours]
+        return pairs
+
+    async def _unlease(self, lease: _PageLease, deadline_s: float) -> bool:
+        """Return a lease; False if it had ended, or its owner does not answer."""
+        lease.is_returned = True
+        request = KvRequest(op="unlease", lease_id=lease.id)
+        try:
+            reply = await self._peers.call(lease.source, request, max(0.1, deadline_s - self._clock()))
+        except (TimeoutError, ConnectionError) as error:
+            log.debug("KV exchange: unlease at %s: %s", lease.source, error)
+            return False
+        return "error" not in reply
+
+
+@dataclass(slots=True)
+class _PageLease:
+    """A lease on records of another worker.
+
+    Attributes:
+        offsets: by pool, where each record lies there, by the position of its key among those that were asked for.
+        checksums: by pool and in the order of `offsets`, of each record; None where the owner has none.
+        is_returned: whether it was given back.
+    """
+
+    source: str
+    id: str
+    descriptor: Descriptor | None = None
+    offsets: dict[str, dict[int, int]] = field(default_factory=dict)
+    checksums: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
+    is_returned: bool = False
+
+
+def _agree(ours: Mapping[str, Sequence[int]], lease: _PageLease, reservation: Reservation) -> bool:
+    """Whether the records that were read have the checksums that their owner made when it wrote them."""
+    for pool, of_records in ours.items():
+        theirs = lease.checksums.get(pool)
+        for index, checksum in zip(reservation.offsets[pool].names, of_records, strict=True):
+            if theirs and theirs[index] not in (None, checksum):
+                return False
+    return True
+
+
+def _checked(records: Mapping[str, LeasedRecords], asked: int, descriptor: Descriptor) -> dict[str, dict[int, int]]:
+    """By pool, the offset of each record by the position of its key among those that were asked for.
+
+    Raises:
+        ValueError: a record is named that was not asked for, or lies outside of the store.
+    """
+    sizes = {pool.name: pool.record_bytes for pool in descriptor.geometry.pools}
+    checked: dict[str, dict[int, int]] = {}
+    for pool, (indices, offsets) in records.items():
+        if pool not in sizes or len(indices) != len(offsets):
+            raise ValueError(f"records of an unknown kind: {pool[:20]!r}")
+        if indices and not 0 <= min(indices) <= max(indices) < asked:
+            raise ValueError("more pages were named than were asked for")
+        if offsets and not 0 <= min(offsets) <= max(offsets) <= descriptor.size_bytes - sizes[pool]:
+            raise ValueError("pages outside of the store were named")
+        checked[pool] = dict(zip(indices, offsets, strict=True))
+    return checked
+
+
+class ForeignPeers:
+    """Refuses workers whose KV belongs to other weights or settings, and logs each of them once.
+
+    A worker that starts again has another id. Of more than `most` workers, those that were asked for least recently are
+    forgotten, because no round names a worker that is gone.
+    """
+
+    def __init__(self, most: int = _MOST_FOREIGN) -> None:
+        self._most = most
+        self._differences: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._differences)
+
+    def check(self, worker_id: str) -> None:
+        """Refuse a worker that was refused before, without asking it again. Raises as `refuse`."""
+        if worker_id in self._differences:
+            self.refuse(worker_id, self._differences[worker_id])
+
+    def refuse(self, worker_id: str, difference: str) -> NoReturn:
+        """Raise the error of a read. `difference`: what differs.
+
+        Raises:
+            ValueError: always.
+        """
+        is_new = self._differences.pop(worker_id, None) is None
+        self._differences[worker_id] = difference
+        if len(self._differences) > self._most:
+            del self._differences[next(iter(self._differences))]
+        if is_new:
+            log.warning(
+                "worker %s has another kind of KV than this worker (%s): nothing is read from it, its KV is computed "
+                "here; do both run the same weights, engine arguments and version of SGLang?",
+                worker_id,
+                difference,
+            )
+        raise ValueError(f"{worker_id} has another kind of KV: {difference}")
+
+
+class Arrivals:
+    """The records that reads of one worker are bringing, so that no second read misses them or brings them again.
+
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._reads: dict[tuple[str, bytes], asyncio.Future[bool]] = {}
+
+    def of(self, wanted: Keys) -> set[asyncio.Future[bool]]:
+        """The reads that bring some of these records. Each future ends with its read: whether it brought them."""
+        names = ((pool, key) for pool, keys in wanted.items() for key in keys)
+        return {self._reads[name] for name in names if name in self._reads}
+
+    @contextmanager
+    def announced(self, wanted: Keys, reservation: Reservation) -> Iterator[None]:
+        """Meanwhile a read brings the records of a reservation, which was made for `wanted`."""
+        ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        are_here = False
+        names = [(pool, wanted[pool][index]) for pool, places in reservation.offsets.items() for index in places.names]
+        self._reads |= dict.fromkeys(names, ended)
+        try:
+            yield
+            are_here = True
+        finally:
+            for name in names:
+                if self._reads.get(name) is ended:
+                    del self._reads[name]
+            ended.set_result(are_here)
+
+
+async def have_come(reads: Set[asyncio.Future[bool]], timeout_s: float) -> bool:
+    """Wait for reads; False if one of them failed, so that its records have to be read again."""
+    if not reads:
+        return True
+    ended, _ = await asyncio.wait(reads, timeout=timeout_s)
+    return all(read.result() for read in ended)
+
+
+def joined_blocks(pairs: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Records as large blocks: neighbours on both sides become one.
+
+    Args:
+        pairs: (offset there, offset here, bytes) of each record.
+
+    Returns:
+        (offset, bytes) of the blocks there, and of those here.
+    """
+    theirs: list[tuple[int, int]] = []
+    ours: list[tuple[int, int]] = []
+    for there, here, size in sorted(pairs, key=lambda pair: pair[1]):
+        if ours and sum(theirs[-1]) == there and sum(ours[-1]) == here:
+            theirs[-1] = (theirs[-1][0], theirs[-1][1] + size)
+            ours[-1] = (ours[-1][0], ours[-1][1] + size)
+        else:
+            theirs.append((there, size))
+            ours.append((here, size))
+    return theirs, ours

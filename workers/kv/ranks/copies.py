@@ -1,0 +1,283 @@
+"""Copies between the device pools of one rank and the records of its worker's store: on the host, and from a GPU.
+
+A rank writes and loads only the heads that it holds. They are contiguous in a record, because the layers of a head
+follow each other there; see `workers.kv.geometry`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workers.kv.geometry import KvGeometry, PoolGeometry, Section, Share, head_share
+from workers.kv.ranks.pools import PoolBuffers, head_bytes
+
+_COPY_BYTES = 256 << 10
+"""What one copy between host and GPU should move at least: 256 KB take as long over PCIe as the call itself."""
+_SCRATCH_BYTES = 64 << 20
+"""GPU memory in which the KV of some records waits between the pool and the store."""
+_ALIGNMENT = 8
+"""Every record starts at a multiple of this, so that all numbers in it are aligned."""
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Types of bits. A copy of floats through them cannot change a bit."""
+
+
+class RankSection:
+    """A section of a pool's records as one rank sees it.
+
+    Attributes:
+        share: the heads of this rank.
+        start: the byte of a record at which they start.
+        layers: for each layer of the pool, tensors [slot, head, ...] whose bytes follow each other for each head.
+
+    Raises:
+        ValueError: the tensors do not fit the section.
+    """
+
+    def __init__(self, pool: PoolGeometry, section: Section, layers: Sequence[Sequence[Tensor]], share: Share) -> None:
+        self.share = share
+        self.heads = section.heads
+        self.head_bytes = section.head_bytes
+        self.block_bytes = section.block_bytes
+        self.record_bytes = pool.record_bytes
+        self.start = pool.starts()[section.name] + share.first * section.block_bytes
+        self.layers = [[tensor.view(_INTEGERS[tensor.element_size()]) for tensor in tensors] for tensors in layers]
+        if len(layers) != section.layers:
+            raise ValueError(f"KV pool {pool.name}: {len(layers)} layers of buffers, {section.layers} in a record")
+        wanted = (share.count, section.head_bytes)
+        for tensors in layers:
+            found = (int(tensors[0].shape[1]), sum(head_bytes(tensor) for tensor in tensors))
+            if found != wanted:
+                raise ValueError(
+                    f"KV pool {pool.name}: buffers of {found[0]} heads and {found[1]} bytes per head and layer do not "
+                    f"fit section {section.name} ({wanted[0]} heads on this rank, {wanted[1]} bytes)"
+                )
+
+    def part_starts(self) -> list[int]:
+        """The byte of a head's layer at which each tensor of the layer starts."""
+        sizes = [head_bytes(tensor) for tensor in self.layers[0]]
+        return [sum(sizes[:number]) for number in range(len(sizes))]
+
+
+class HostCopies:
+    """Copies within host memory, through NumPy, whose calls cost a tenth of torch's.
+
+    Each layer of neighbouring slots and records is one copy. Its items are as many bytes as are contiguous on both
+    sides: a head's vector of one token, for example.
+    """
+
+    def __init__(self, section: RankSection, store: Tensor) -> None:
+        self.section = section
+        self._store = store.numpy()
+        self._starts = section.part_starts()
+        self._arrays = [[_as_items(tensor) for tensor in tensors] for tensors in section.layers]
+
+    def write(self, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        """Copy this rank's heads of device slots to the records at `offsets`."""
+        for at, records in self._views(slots, offsets):
+            for layer, arrays in enumerate(self._arrays):
+                for array, record in zip(arrays, records, strict=True):
+                    record[:, :, layer] = array[at]
+
+    def loader(self, slots: Sequence[int], offsets: Sequence[int]) -> Callable[[int], None]:
+        """A function that copies one layer of records to device slots."""
+        views = list(self._views(slots, offsets))
+
+        def load(layer: int) -> None:
+            for at, records in views:
+                for array, record in zip(self._arrays[layer], records, strict=True):
+                    array[at] = record[:, :, layer]
+
+        return load
+
+    def _views(self, slots: Sequence[int], offsets: Sequence[int]) -> Iterator[tuple[slice, list[Any]]]:
+        """Neighbouring slots, and for each part their records as [record, head of this rank, layer, ...]."""
+        section = self.section
+        for slot, offset, count in _runs(slots, offsets, section.record_bytes):
+            records = []
+            for array, start in zip(self._arrays[0], self._starts, strict=True):
+                inner = array.shape[2:]
+                shape = (count, section.share.count, len(self._arrays), *inner)
+                strides = (section.record_bytes, section.block_bytes, section.head_bytes)
+                at = offset + section.start + start
+                width = array.dtype.itemsize
+                inside = tuple(width * math.prod(inner[axis + 1 :]) for axis in range(len(inner)))
+                records.append(np.ndarray(shape, array.dtype, self._store, at, strides + inside))
+            yield slice(slot, slot + count), records
+
+
+class GpuCopies:
+    """Copies between a GPU and pinned host memory, through scratch memory on the GPU.
+
+    Kernels gather and scatter on the GPU, so that what crosses PCIe is contiguous on both sides. All of it runs on the
+    caller's current stream.
+    """
+
+    def __init__(
+        self, section: RankSection, store: Tensor, scratch_bytes: int = _SCRATCH_BYTES, copy_bytes: int = _COPY_BYTES
+    ) -> None:
+        self.section = section
+        self._store = store
+        self._starts = section.part_starts()
+        self._scratch_bytes = scratch_bytes
+        self._group = max(1, copy_bytes // section.head_bytes)
+
+    def write(self, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        """Copy this rank's heads of device slots to the records at `offsets`."""
+        section = self.section
+        width = section.share.count * section.block_bytes
+        for at, some_offsets, scratch in self._batches(slots, offsets, width):
+            for layer, tensors in enumerate(section.layers):
+                for tensor, view in zip(tensors, self._views(scratch, len(section.layers), layer), strict=True):
+                    view.copy_(tensor[at])
+            for number, offset in enumerate(some_offsets):
+                start = offset + section.start
+                self._store[start : start + width].copy_(scratch[number], non_blocking=True)
+
+    def loader(self, slots: Sequence[int], offsets: Sequence[int]) -> Callable[[int], None]:
+        """A function that copies records to device slots, in groups of layers: all of a group with its first layer."""
+        section = self.section
+
+        def load(layer: int) -> None:
+            if layer % self._group:
+                return
+            group = section.layers[layer : layer + self._group]
+            block = len(group) * section.head_bytes
+            for at, some_offsets, scratch in self._batches(slots, offsets, section.share.count * block):
+                for into, offset in zip(scratch, some_offsets, strict=True):
+                    self._fill(into, offset + section.start + layer * section.head_bytes, block)
+                for number, tensors in enumerate(group):
+                    for tensor, view in zip(tensors, self._views(scratch, len(group), number), strict=True):
+                        tensor[at] = view
+
+        return load
+
+    def _fill(self, into: Tensor, start: int, block: int) -> None:
+        """Copy blocks of each head to scratch memory: in one piece if they are all of the head's layers."""
+        section = self.section
+        if block == section.block_bytes:
+            into.copy_(self._store[start : start + into.numel()], non_blocking=True)
+            return
+        for head, part in enumerate(into.view(section.share.count, block)):
+            first = start + head * section.block_bytes
+            part.copy_(self._store[first : first + block], non_blocking=True)
+
+    def _views(self, scratch: Tensor, layers: int, layer: int) -> Iterator[Tensor]:
+        """For each part of a layer, scratch memory [record, head and layer's bytes] as [record, head, ...]."""
+        heads = scratch.view(scratch.shape[0], self.section.share.count, layers, -1)[:, :, layer]
+        for tensor, start in zip(self.section.layers[layer], self._starts, strict=True):
+            bits = heads[:, :, start : start + head_bytes(tensor)].view(tensor.dtype)
+            yield bits.unflatten(2, tuple(tensor.shape[2:]))
+
+    def _batches(
+        self, slots: Sequence[int], offsets: Sequence[int], width: int
+    ) -> Iterator[tuple[Tensor, Sequence[int], Tensor]]:
+        """Batches that fit into scratch memory: slots as an index on the device, offsets, scratch memory for them."""
+        device = self.section.layers[0][0].device
+        records = max(1, self._scratch_bytes // width)
+        for first in range(0, len(slots), records):
+            at = torch.tensor(list(slots[first : first + records]), dtype=torch.int64, device=device)
+            yield at, offsets[first : first + records], torch.empty((len(at), width), dtype=torch.uint8, device=device)
+
+
+def _as_items(tensor: Tensor) -> Any:
+    """A tensor [slot, head, ...] as an array of the same memory, with items of as many bytes as are contiguous."""
+    itemsize = int(tensor.element_size())
+    shape = [int(size) for size in tensor.shape]
+    strides = [int(stride) * itemsize for stride in tensor.stride()]
+    while len(shape) > 2 and (shape[-1] == 1 or strides[-1] == itemsize):
+        itemsize *= shape.pop()
+        strides.pop()
+    memory = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+    start = int(tensor.storage_offset()) * int(tensor.element_size())
+    return np.ndarray(tuple(shape), f"V{itemsize}", memory, start, tuple(strides))
+
+
+def _runs(slots: Sequence[int], offsets: Sequence[int], record_bytes: int) -> list[tuple[int, int, int]]:
+    """Slots that are neighbours and whose records are neighbours: first slot, first offset, count."""
+    slot, offset = np.asarray(slots, dtype=np.int64), np.asarray(offsets, dtype=np.int64)
+    if not len(slot):
+        return []
+    breaks = np.flatnonzero((np.diff(slot) != 1) | (np.diff(offset) != record_bytes)) + 1
+    starts = np.concatenate(([0], breaks))
+    lengths = np.diff(np.concatenate((starts, [len(slot)])))
+    return list(zip(slot[starts].tolist(), offset[starts].tolist(), lengths.tolist(), strict=True))
+
+
+class RankCopies:
+    """The copies of one rank.
+
+    Args:
+        buffers: by pool.
+        store: the whole mapping of the store, one dimension of bytes. For a GPU it must be pinned.
+        layers: of the model.
+
+    Raises:
+        ValueError: the buffers do not fit the geometry.
+    """
+
+    def __init__(
+        self,
+        geometry: KvGeometry,
+        buffers: Mapping[str, PoolBuffers],
+        store: Tensor,
+        *,
+        tp: int,
+        rank: int,
+        layers: int,
+    ) -> None:
+        self._layers = layers
+        self._copies: dict[str, list[HostCopies | GpuCopies]] = {}
+        self._of_layer: list[list[tuple[str, int]]] = [[] for _ in range(layers)]
+        for pool in geometry.pools:
+            name = pool.name
+            tensors, layer_ids = buffers[name].sections, buffers[name].layer_ids
+            self._copies[name] = [
+                _copies(RankSection(pool, section, tensors[section.name], head_share(section.heads, tp, rank)), store)
+                for section in pool.sections
+            ]
+            for index, layer in enumerate(layer_ids):
+                self._of_layer[layer].append((name, index))
+
+    def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        """Copy slots of the device (pages, or states) to the records at `offsets`, on the caller's stream.
+
+        Only the heads that this rank writes are copied. On a GPU the copies have ended when the stream gets there.
+        """
+        _check(slots, offsets)
+        for copies in self._copies[pool]:
+            if copies.section.share.writes:
+                copies.write(slots, offsets)
+
+    def load(self, loads: Mapping[str, tuple[Sequence[int], Sequence[int]]]) -> Iterator[int]:
+        """Copy records to slots of the device, on the caller's stream.
+
+        Args:
+            loads: by pool, slots and offsets.
+
+        Yields:
+            Each layer of the model, in order. On a GPU the layer's copies are then on the stream, not yet done.
+        """
+        for slots, offsets in loads.values():
+            _check(slots, offsets)
+        loaders = {pool: [copies.loader(*loads[pool]) for copies in self._copies[pool]] for pool in loads}
+        for layer in range(self._layers):
+            for pool, index in self._of_layer[layer]:
+                for load in loaders.get(pool, ()):
+                    load(index)
+            yield layer
+
+
+def _copies(section: RankSection, store: Tensor) -> HostCopies | GpuCopies:
+    on_host = section.layers[0][0].device.type == "cpu"
+    return HostCopies(section, store) if on_host else GpuCopies(section, store)
+
+
+def _check(slots: Sequence[int], offsets: Sequence[int]) -> None:
+    if len(slots) != len(offsets) or any(offset % _ALIGNMENT for offset in offsets):
+        raise ValueError(f"{len(slots)} slots, {len(offsets)} records; each starts at a multiple of {_ALIGNMENT} bytes")
