@@ -70,10 +70,10 @@ docs: $(VENV)/.installed-dev
 compiled: $(VENV)/.installed-compiled
 	$(BIN)/python -m tools.compile
 
-# UPGRADE= keeps the present versions, for a package that is new in pyproject.toml.
+# UPGRADE= keeps the present versions, for a package that is new in pyproject.toml. All extras but `clients`.
 UPGRADE ?= --upgrade
 constraints: $(UV)
-	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-header --no-annotate \
+	$(UV) pip compile pyproject.toml $(addprefix --extra ,sglang compiled aiconfigurator dev supply-chain) --universal --python-version 3.11 --no-header --no-annotate \
 		--generate-hashes $(UPGRADE) --output-file constraints.txt
 
 # In an environment of their own, because they are no part of the product.
@@ -137,10 +137,11 @@ $(UV):
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r tools/uv.txt
 
+$(VENV)/.installed-base: EXTRAS = [serve]
 $(VENV)/.installed-base: pyproject.toml constraints.txt
 	$(install)
 
-$(VENV)/.installed-compiled: EXTRAS = [compiled]
+$(VENV)/.installed-compiled: EXTRAS = [serve,compiled]
 $(VENV)/.installed-compiled: pyproject.toml constraints.txt
 	$(install)
 	@touch $(VENV)/.installed-base

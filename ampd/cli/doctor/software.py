@@ -68,9 +68,8 @@ def judge_packages(versions: Mapping[str, str | None], *, needs_engines: bool) -
     needed = (*_NEEDED, *(_OF_ENGINES if needs_engines else ()))
     if missing := [name for name in needed if not versions.get(name)]:
         found = f"not installed: {', '.join(missing)}; {found}"
-        fix = (
-            "uv pip install --editable '.[sglang]' in AMPD's repository, or try the graph without engines: "
-            "--engine modelled"
+        fix = "uv pip install --editable '.[{}]' in AMPD's repository{}".format(
+            *(("sglang", ", or try the graph without engines: --engine modelled") if needs_engines else ("serve", ""))
         )
         return [Finding("packages", Verdict.WRONG, found, fix)]
     return [Finding("packages", Verdict.OK, found)]

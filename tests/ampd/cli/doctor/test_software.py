@@ -32,11 +32,13 @@ def test_this_machine_runs_the_tests() -> None:
 
 
 def test_engines_need_their_packages() -> None:
-    versions = {"ampd": "0.1.0", "ai-dynamo": "1.4.2", "sglang": None, "nixl": "1.5.1", "torch": "2.14.1"}
+    versions = {"ampd": "0.1.0", "ai-dynamo": "1.6.1", "sglang": None, "nixl": "1.5.1", "torch": "2.14.1"}
     (finding,) = judge_packages(versions, needs_engines=True)
     assert finding.verdict is Verdict.WRONG
     assert "not installed: sglang" in finding.found
     assert judge_packages(versions, needs_engines=False)[0].verdict is Verdict.OK
+    (finding,) = judge_packages({**versions, "ai-dynamo": None}, needs_engines=False)
+    assert (finding.verdict, ".[serve]" in finding.fix) == (Verdict.WRONG, True)
 
 
 @pytest.mark.parametrize(
