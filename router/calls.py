@@ -29,8 +29,8 @@ from router.round_errors import WorkerLostError, WorkerRefusedError
 
 _CALLER = "coordinator"
 
-_BROKEN_CONNECTION = ("CannotConnect:", "Disconnected:")
-"""Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
+_BROKEN_CONNECTION = "Unavailable:"
+"""Beginning of Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
 
 
 class CallContext(TracedContext, Protocol):

@@ -1,7 +1,8 @@
 """Passes requests on to Dynamo's frontend, and its answers back as they come.
 
 An error whose message names a time gets `Retry-After`, because a coordinator gives the frontend a message and no
-headers. A 404 of a model that is on its way is a 503. Health is told without the ids and the addresses of the graph.
+headers, and so does every 503. A 404 of a model that is on its way is a 503. Health is told without the ids and the
+addresses of the graph.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _WRONG, _TOO_LARGE, _UNAVAILABLE = 400, 413, 503
 _OF_THE_PATH = (404, 405)
 """Statuses that a request has whatever its body is."""
 
-_SOON_S = 1.0
+_SOON_S = 1
 
 _LAST_BYTES_S = 5.0
 """For clients that read slowly, when the frontend has ended."""
@@ -139,7 +140,10 @@ class Relay:
         headers = passed_on(answer.headers)
         if request.method != "HEAD":  # else it tells the length of a body that does not come
             headers.popall("content-length", None)
-        if (seconds := retry_after_s(body.decode(errors="replace"))) is not None:
+        seconds = retry_after_s(body.decode(errors="replace"))
+        if seconds is None and answer.status == _UNAVAILABLE:
+            seconds = _SOON_S  # as where a coordinator was lost a moment ago
+        if seconds is not None:
             headers["Retry-After"] = str(seconds)
         return web.Response(status=answer.status, body=body, headers=headers)
 

@@ -59,7 +59,7 @@ def test_a_task_without_a_required_field_is_refused(name: str) -> None:
             (400, 'say "please" {x}'),
         ),
         ('BackendUnknown: {"message":"something else","code":500}', None),
-        ("CannotConnect: instance_id=57005 not found {", None),
+        ("Unavailable: instance_id=57005 not found {", None),
         ("", None),
     ],
 )

@@ -63,7 +63,8 @@ class Frontend:
         body = await request.read()
         self.asked.append((request.method, request.raw_path, dict(request.headers), body))
         status = int(request.query.get("status", "200"))
-        return web.json_response({"message": FULL}, status=status, headers={"x-own": "1"})
+        message = request.query.get("message", FULL)
+        return web.json_response({"message": message}, status=status, headers={"x-own": "1"})
 
 
 @asynccontextmanager
@@ -137,6 +138,12 @@ async def test_an_encoded_body_goes_through_as_it_is() -> None:
 @pytest.mark.parametrize(("status", "seconds"), [(429, "8"), (503, "8"), (200, None)])
 async def test_an_error_that_names_a_time_gets_the_header(status: int, seconds: str | None) -> None:
     async with relayed() as (_, client), client.get(f"/whole?status={status}") as answer:
+        assert (answer.status, answer.headers.get("retry-after")) == (status, seconds)
+
+
+@pytest.mark.parametrize(("status", "seconds"), [(429, None), (503, "1")])
+async def test_what_is_unavailable_may_be_asked_again_soon(status: int, seconds: str | None) -> None:
+    async with relayed() as (_, client), client.get(f"/whole?status={status}&message=away") as answer:
         assert (answer.status, answer.headers.get("retry-after")) == (status, seconds)
 
 
