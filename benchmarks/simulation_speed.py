@@ -1,6 +1,6 @@
 """Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn traces, disaggregated.
 
-    python -m benchmarks.simulation_speed --replay-python FOLDER/bin/python [--workload NAME ...] [--sessions N] [--repeats 5] [--json]
+    python -m benchmarks.simulation_speed --replay-python PYTHON [--workload NAME ...] [--sessions N] [--json]
     AMPD_COMPILED=1 python -m benchmarks.simulation_speed --overload [--workload NAME ...] [--sessions N] [--json]
 
 Workloads: every trace of the project, which is the default. The shipped real ones are repeated (`tau-bench-airline`,
