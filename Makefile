@@ -71,10 +71,10 @@ docs: $(VENV)/.installed-dev
 compiled: $(VENV)/.installed-compiled
 	$(BIN)/python -m tools.compile
 
-# UPGRADE= keeps the present versions, for a package that is new in pyproject.toml.
+# UPGRADE= keeps the present versions, for a package that is new in pyproject.toml. All extras but `clients`.
 UPGRADE ?= --upgrade
 constraints: $(UV)
-	$(UV) pip compile pyproject.toml --all-extras --universal --python-version 3.11 --no-header --no-annotate \
+	$(UV) pip compile pyproject.toml $(addprefix --extra ,sglang compiled aiconfigurator dev supply-chain) --universal --python-version 3.11 --no-header --no-annotate \
 		--generate-hashes $(UPGRADE) --output-file constraints.txt
 
 # In an environment of their own, because they are no part of the product.
@@ -140,10 +140,11 @@ $(UV):
 
 PACKAGES := pyproject.toml benchmarks/rivals/pyproject.toml constraints.txt
 
+$(VENV)/.installed-base: EXTRAS = [serve]
 $(VENV)/.installed-base: $(PACKAGES)
 	$(install)
 
-$(VENV)/.installed-compiled: EXTRAS = [compiled]
+$(VENV)/.installed-compiled: EXTRAS = [serve,compiled]
 $(VENV)/.installed-compiled: $(PACKAGES)
 	$(install)
 	@touch $(VENV)/.installed-base

@@ -40,8 +40,8 @@ LOOPBACK: Mapping[str, str] = {
 MAX_AGE_S = 120.0
 """How much the clocks of two machines may differ, time on the way included."""
 
-_BROKEN_CONNECTION = ("CannotConnect:", "Disconnected:")
-"""Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
+_BROKEN_CONNECTION = "Unavailable:"
+"""Beginning of Dynamo's errors of a request that the worker has not acknowledged, because its connection broke."""
 
 _MIN_CHARACTERS = 16
 _SIGNATURE = re.compile(r"1 ([A-Za-z0-9-]{1,64}) (\d{1,12}) ([0-9a-f]{32}) ([0-9a-f]{64})")

@@ -13,6 +13,7 @@ _CREDENTIALS = re.compile(r"://(?!USER:PASSWORD@)\S*@")
 _OWN_PACKAGES = ("ampd", "benchmarks", "planner", "router", "tools", "workers", "workloads")
 """If one of them cannot be imported, that is a fault of the code and not of the installation."""
 
+_DYNAMOS_INSTALL = "serving needs Dynamo: uv pip install --editable '.[serve]' in AMPD's repository"
 
 _LONGEST_PART = 1000
 """Characters of the beginning and of the end of a message that are shown. A message may quote what was given."""
@@ -37,9 +38,11 @@ def guarded(body: Callable[[], int]) -> int:
         print(_with_program(error), file=sys.stderr)
         return 1
     except ImportError as error:
-        if (error.name or "").partition(".")[0] in _OWN_PACKAGES:
+        package = (error.name or "").partition(".")[0]
+        if package in _OWN_PACKAGES:
             raise
-        text = f"a package is missing or broken: {one_line_of(_first_cause(error))}; install AMPD in a new environment"
+        fix = _DYNAMOS_INSTALL if package == "dynamo" else "install AMPD in a new environment"
+        text = f"a package is missing or broken: {one_line_of(_first_cause(error))}; {fix}"
         print(f"ampd: {text}", file=sys.stderr)
         return 1
     except BrokenPipeError:

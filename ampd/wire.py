@@ -10,7 +10,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NotRequired, TypeAlias, TypedDict, TypeVar
 
 from ampd.types import PrefillTask, Slo
@@ -206,10 +205,6 @@ class KvReply(TypedDict):
 METADATA_PREFIX, AFFINITY = "x-session-", "affinity"
 """Dynamo's frontend passes headers with this prefix on (`DYN_METADATA_HEADER`): `x-session-affinity` as `affinity`."""
 
-RELAYED = "relay"
-RELAY_HEADER = METADATA_PREFIX + RELAYED
-"""The status relay (`router.status_relay`) marks its requests with it (`ampd.relay_mark`)."""
-
 OVERLOADED = 429
 """The status of a round that is refused because of load. Clients of the OpenAI API wait after it and send again.
 
@@ -227,55 +222,6 @@ def retry_after_s(message: str) -> int | None:
     """The seconds in a message of `with_retry_after`; None: it names none."""
     found = _RETRY_AFTER.search(message)
     return int(found[1]) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The HTTP status and the message of a round that a coordinator does not serve."""
-
-    status: int
-    message: str
-
-
-_REFUSAL = "ampd-refusal "
-
-
-def refusal_comment(refused: Refused) -> str:
-    """A refusal as a comment of a stream, because Dynamo's frontend hides status and message of a stream's error.
-
-    The status relay reads it (`router.status_relay`). The frontend passes only comments of named events on, and clients
-    of OpenAI's library fail at an event without data. So only requests of the relay get it.
-    """
-    return _REFUSAL + json.dumps({"status": refused.status, "message": refused.message})
-
-
-def refusal_text(refused: Refused, mark: str) -> str:
-    """A refusal as text of the answer, where the frontend passes no comments on.
-
-    Args:
-        mark: a secret of the relay's request. Without one, the text of a model could pass for a refusal.
-    """
-    return mark + refusal_comment(refused)
-
-
-def refusal_in_text(text: str, mark: str) -> Refused | None:
-    """The refusal that a text of `refusal_text` names; None: it is another text."""
-    return refusal_in(text.removeprefix(mark)) if text.startswith(mark) else None
-
-
-def refusal_in(comment: str) -> Refused | None:
-    """The refusal that a comment of `refusal_comment` names; None: it is another comment."""
-    mark, found, text = comment.strip().partition(_REFUSAL)
-    if mark or not found:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    match value:
-        case {"status": int(status), "message": str(message)} if 400 <= status < 600:
-            return Refused(status, message)
-    return None
 
 
 _ERROR = re.compile(r"ampd-error (\d{3}): (.*)", re.DOTALL)

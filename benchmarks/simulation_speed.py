@@ -1,6 +1,6 @@
 """Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn traces, disaggregated.
 
-    python -m benchmarks.simulation_speed [--workload NAME ...] [--sessions N] [--repeats 5] [--json]
+    python -m benchmarks.simulation_speed --replay-python PYTHON [--workload NAME ...] [--sessions N] [--json]
     AMPD_COMPILED=1 python -m benchmarks.simulation_speed --overload [--workload NAME ...] [--sessions N] [--json]
 
 Workloads: every trace of the project, which is the default. The shipped real ones are repeated (`tau-bench-airline`,
@@ -10,7 +10,10 @@ The same sessions go to both: ours with the default policies and with those of t
 routers, on as many workers of each kind. After `make compiled`, ours runs compiled, and the default policies in pure
 Python too. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours
 around `simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
-`--json` has each system's figures.
+`--json` has each system's figures. `dynamo.replay` was last in ai-dynamo 1.4, so it needs an environment of its own,
+whose Python is `--replay-python`:
+
+    uv venv FOLDER && uv pip install --python FOLDER/bin/python ai-dynamo==1.4.2
 
 `--overload` runs ours alone, with the default policies: the CPU time per round at the load that the workers can just
 carry, and at three times that load, where queues are long. Runs alternate in one process. It is compiled with
@@ -112,6 +115,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--overload", action="store_true", help="ours alone, at the full load and at three times it")
+    parser.add_argument("--replay-python", default=sys.executable, help="of an environment with ai-dynamo 1.4.2")
     parser.add_argument("--ours", help=argparse.SUPPRESS)
     parser.add_argument("--paper", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -132,7 +136,7 @@ def _against_theirs(options: argparse.Namespace, workload: str) -> dict[str, Any
             if runs[DEFAULT][-1]["is_compiled"]:
                 runs[PURE].append(_timed(argv, None, "0"))
             for router in _ROUTERS:
-                runs[router].append(_theirs(folder, router))
+                runs[router].append(_theirs(options.replay_python, folder, router))
     rounds = sum(len(session.rounds) for session in sessions)
     return {"workload": workload, "sessions": count, "rounds": rounds} | summary(runs, rounds)
 
@@ -222,10 +226,10 @@ def _write_mooncake(sessions: Sequence[Session], path: Path) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _theirs(folder: Path, router: str) -> dict[str, float]:
+def _theirs(python: str, folder: Path, router: str) -> dict[str, float]:
     report = folder / "report.json"
     engine = {"block_size": 64, "num_gpu_blocks": _CAPACITY_TOKENS // 64}
-    argv = [sys.executable, "-m", "dynamo.replay", str(folder / "theirs.jsonl"), "--trace-format", "mooncake"]
+    argv = [python, "-m", "dynamo.replay", str(folder / "theirs.jsonl"), "--trace-format", "mooncake"]
     argv += ["--replay-mode", "offline", "--router-mode", router, "--report-json", str(report)]
     argv += ["--num-prefill-workers", str(_WORKERS), "--num-decode-workers", str(_WORKERS)]
     argv += ["--prefill-engine-args", json.dumps(engine | {"worker_type": "prefill"})]

@@ -12,8 +12,6 @@ from typing import Any
 import httpx
 
 from ampd.errors import RunError
-from ampd.relay_mark import RelayMark
-from ampd.wire import RELAY_HEADER, refusal_in
 
 _FIRST = b"\ndata: "
 _MESSAGE = re.compile(r'"message":\s*("(?:[^"\\]|\\.)*")')
@@ -31,8 +29,7 @@ async def timed_stream(url: str, body: Mapping[str, Any], headers: str) -> tuple
         RunError: the graph refused the request, or its answer broke off. The message has the status and the reason.
     """
     parts, payload = httpx.URL(url), json.dumps(body).encode()
-    # As the status relay marks its requests: without it the frontend hides the status and the reason of a refusal.
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.host}\r\n{RELAY_HEADER}: {RelayMark.fresh()}\r\n{headers}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {parts.host}\r\n{headers}"
     head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     start_s = time.perf_counter()
     reader, writer = await asyncio.open_connection(parts.host, parts.port)
@@ -52,11 +49,8 @@ async def timed_stream(url: str, body: Mapping[str, Any], headers: str) -> tuple
 
 
 def _why(url: str, answer: bytes) -> str:
-    """What was refused and why, of an answer that is no whole stream."""
+    """The status and the reason in an answer that is no whole stream."""
     text = answer.decode(errors="replace")
-    for line in text.splitlines():
-        if refused := refusal_in(line.removeprefix(":")):
-            return f"{url} refused a request with status {refused.status}: {refused.message}"
     status, _, rest = text.partition("\r\n")
     found = _MESSAGE.search(rest)
     reason = json.loads(found[1]) if found else repr(rest[-300:])

@@ -55,12 +55,6 @@ class AdmissionGate:
                 listener()
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
 
-    def explain(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
-        """As `check`, for a round that is not entered in any case: it counts nowhere."""
-        refusal, _ = self._refusal(unplaced, decode, prefill, now_s)
-        if refusal is not None:
-            raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
-
     def _refusal(
         self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float
     ) -> tuple[Refusal | None, bool]:

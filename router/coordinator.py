@@ -13,22 +13,21 @@ from typing import Any
 from ampd.background_tasks import BackgroundTasks
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
-from ampd.relay_mark import RelayMark, relay_mark
 from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
-from ampd.state.store import RequestNews, SessionLimits, StateStore
+from ampd.state.store import DeathNews, SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
-from ampd.wire import AFFINITY, RELAYED, Refused
+from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.outputs import error_chunk, merged_usage, refusal_chunk
+from router.outputs import error_chunk, merged_usage
 from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
@@ -45,7 +44,6 @@ from router.session_memory import SessionMemory
 from router.session_moves import SessionMoves
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
-from router.told_refusals import ToldRefusals
 from router.unnamed_rounds import UnnamedRounds
 from router.worker_access import WorkerAccess, release_session
 from router.worker_deaths import WorkerDeaths
@@ -96,7 +94,7 @@ class Coordinator:
         self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
-        deaths, refusals = WorkerDeaths(clock, self._announce), ToldRefusals(clock, self._announce)
+        deaths = WorkerDeaths(clock, self._announce)
         limits = _session_limits(settings)
         sessions = SessionMemory(settings.context_memory_mib << 20, limits, clock)
         self.view = ClusterView(
@@ -106,7 +104,6 @@ class Coordinator:
             model=policies.model,
             serves=OwnTokenizer(tokenizer).serves,
             on_death=deaths.announced,
-            on_refusal=refusals.announced,
             on_session_end=sessions.forget,
         )
         guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
@@ -139,7 +136,6 @@ class Coordinator:
             clock=clock,
             spawn=self._background.spawn,
             deaths=deaths,
-            refusals=refusals,
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
             placed=recorder.placed if recorder else ignore_placed,
         )
@@ -203,44 +199,32 @@ class Coordinator:
 
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
         trace = tracing.begin(context)
-        mark = relay_mark(context.metadata.get(RELAYED))
-        is_question = mark is not None and mark.is_question
-        answer = _Answer(send, mark)
         try:
             with self._rounds.round():
                 affinity = context.metadata.get(AFFINITY)
                 wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
                 del request  # its list of token ids is large
-                if is_question:
-                    told = await RoundRun(wanted, context, self._services, mark).explain()
-                    return answer.fail(told.status, told.message)
-                answer.has_begun = wanted.continued_tokens > 0
                 if not wanted.is_named and not wanted.continued_tokens:
                     self.unnamed.add()  # another coordinator has counted a continued one
                 trace = trace.of_session(wanted.client_session_id or wanted.session_id)
                 if wanted.max_tokens == 0 and wanted.is_final:
-                    answer.send(await self._end_session(wanted))
+                    send(await self._end_session(wanted))
                 else:
-                    await RoundRun(wanted, context, self._services, mark).serve(answer.send)
+                    await RoundRun(wanted, context, self._services).serve(send)
         except RoundRefusedError as error:
-            if not is_question:  # the refusal that it is about has been counted
-                self._note_refusal(error)
-            answer.fail(error.status, trace.quoted(str(error)))
+            self._note_refusal(error)
+            send(error_chunk(error.status, trace.quoted(str(error))))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
-            message = trace.quoted(f"the coordinator failed: {error!r}")
-            if mark is not None:
-                told = Refused(_SERVER_ERROR, message)
-                await self._services.refusals.add(mark.request, told, is_found_anywhere=False)
-            answer.fail(_SERVER_ERROR, message)
+            send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
 
     def _note_refusal(self, error: RoundRefusedError) -> None:
         self.failures[error.status] += 1
         level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
         log_fields(log, level, "round refused", status=error.status, error=str(error))
 
-    def _announce(self, news: RequestNews) -> None:
+    def _announce(self, news: DeathNews) -> None:
         self._background.spawn(self._services.access.announce(news))
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
@@ -248,31 +232,6 @@ class Coordinator:
         await self._services.end_session(request.session_id, request.tenant, set())
         usage = merged_usage(None, len(request.token_ids), 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
-
-
-class _Answer:
-    """The chunks of a round on their way to its client.
-
-    Args:
-        mark: of the status relay; None: the request did not come from it.
-
-    Attributes:
-        has_begun: the client has got some, perhaps from another coordinator.
-    """
-
-    def __init__(self, send: Send[Chunk], mark: RelayMark | None) -> None:
-        self._send = send
-        self._mark = mark
-        self.has_begun = False
-
-    def send(self, chunk: Chunk) -> None:
-        self.has_begun = True
-        self._send(chunk)
-
-    def fail(self, status: int, message: str) -> None:
-        if self._mark is not None and not self.has_begun:
-            self.send(refusal_chunk(status, message, self._mark))
-        self.send(error_chunk(status, message))
 
 
 def _session_limits(settings: CoordinatorSettings) -> SessionLimits:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from ampd.handler_stream import Chunk
-from ampd.relay_mark import RelayMark
-from ampd.wire import REPORT_KEY, Refused, refusal_comment, refusal_text
+from ampd.wire import OVERLOADED, REPORT_KEY
+
+_CLASSES = {
+    400: ("InvalidRequest", "request.invalid"),
+    OVERLOADED: ("RateLimited", "request.rate_limited"),
+    503: ("Unavailable", "backend.unavailable"),
+}
+_INTERNAL = ("Internal", "runtime.unclassified")
+"""Classes and reasons of errors, as Dynamo's frontend knows them (`lib/runtime/src/error.rs`)."""
 
 
 def ends_at_prefill(
@@ -42,24 +48,15 @@ def ends_at_prefill(
 
 
 def error_chunk(status: int, message: str) -> Chunk:
-    """The chunk that ends a round with this HTTP status: an error event of Dynamo's.
+    """The chunk that ends a round with this HTTP status: an error event of Dynamo's, whose message the client gets.
 
-    An exception says the same, but Dynamo's frontend hides its status and message from a chat with tools.
+    The frontend gives an exception's message to nobody, and after some classes of errors it takes the coordinator for
+    lost. A class has the statuses that the frontend makes of it, and a reason must be of its class.
     """
-    payload = json.dumps({"message": message, "code": status})
-    return {"_dynamo_annotated": True, "event": "error", "comment": [payload]}
-
-
-def refusal_chunk(status: int, message: str, mark: RelayMark) -> Chunk:
-    """The chunk before `error_chunk` for the status relay: an event or a text that the frontend passes on in a stream.
-
-    Args:
-        mark: of the relay's request.
-    """
-    refused = Refused(status, message)
-    if mark.as_text:
-        return {"token_ids": [], "text": refusal_text(refused, str(mark)), "index": 0}
-    return {"_dynamo_annotated": True, "event": "refusal", "comment": [refusal_comment(refused)]}
+    error_class, reason = _CLASSES.get(status, _INTERNAL)
+    public = {"type": "message", "message": message}
+    error = {"class": error_class, "reason": reason, "message": message, "public": public}
+    return {"_dynamo_annotated": True, "event": "error", "comment": [message], "error": error}
 
 
 def first_chunk(chunk: Chunk) -> Chunk:

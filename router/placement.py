@@ -154,21 +154,6 @@ class Placer:
             known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 
-    async def explain(self, unplaced: UnplacedRound) -> None:
-        """Why the round cannot be placed now, without placing it, or writing anything.
-
-        Raises:
-            RoundRefusedError: as `place`, except for conflicts and for too many sessions.
-        """
-        known = unplaced.binding
-        decode = await self._bound(unplaced, known) if known else None
-        if decode is None or not may_continue(unplaced.fingerprint_mark, decode):
-            decode = self._bind(unplaced)
-        _with_room(unplaced, [decode])
-        plan = await self._plan(unplaced, known, decode)
-        prefill = self._view.worker(plan.decision.worker_id) or plan.decode
-        self._gate.explain(unplaced, plan.decode, prefill, self._clock())
-
     def _placed(self, placement: Placement) -> Placement:
         self.counters.add(bound=int(placement.is_new_session))
         if reason := placement.plan.move_reason:

@@ -1,9 +1,7 @@
 """Whether the frontends see this coordinator: only while there is a live decode worker.
 
-Without a coordinator the frontends answer 503 ("not ready") at once, for every kind of request. An error that a
-coordinator raises itself comes too late: in a stream, Dynamo has already sent status 200 and hides the reason. A
-coordinator enters discovery only while a decode worker lives. If it entered and left again, a request on its way could
-fail with 500.
+Without a coordinator the frontends answer 503 ("not ready") at once, for every kind of request. A coordinator enters
+discovery only while a decode worker lives. If it entered and left again, a request on its way could fail with 500.
 """
 
 from __future__ import annotations

@@ -7,12 +7,11 @@ import logging
 from contextlib import suppress
 
 from ampd.handler_stream import Chunk, Send
-from ampd.relay_mark import RelayMark
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
 from ampd.types import Route
-from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, Refused, RoundReport
+from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
 from router.calls import CallContext, LinkedContexts, worker_error
 from router.client_stream import ClientStream
 from router.decision_record import DecisionRecord, RoundFacts
@@ -21,7 +20,7 @@ from router.placement import Placement
 from router.prompt_history import PromptHistory
 from router.recovery import Recovery, decode_error
 from router.request import RoundRequest
-from router.round_errors import RoundOverloadedError, RoundRefusedError, WorkerLostError
+from router.round_errors import RoundRefusedError, WorkerLostError
 from router.round_log import log_placed
 from router.served import notify
 from router.services import Services
@@ -32,28 +31,19 @@ from router.worker_requests import generate_request, prefill_request, take_over_
 
 log = logging.getLogger(__name__)
 
-_SOON_S = 1.0
-"""Retry-After where the reason of a refusal is gone."""
-
 
 class RoundRun:
     """The life of one round. `serve` sends Dynamo's chunks; however it ends, no call and no queued task stays behind.
 
     `_unreached` is the placement whose task may not have reached its worker, because no output of it has come yet. It
     must be withdrawn if the round ends. A worker does not begin a call whose client has gone already.
-
-    Args:
-        mark: of the status relay; None: the request did not come from it.
     """
 
-    def __init__(
-        self, request: RoundRequest, context: CallContext, services: Services, mark: RelayMark | None = None
-    ) -> None:
+    def __init__(self, request: RoundRequest, context: CallContext, services: Services) -> None:
         self._request = request
         self._context = context
         self._services = services
         self._links = LinkedContexts(context)
-        self._mark = mark
         options = services.options
         self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(
@@ -96,9 +86,8 @@ class RoundRun:
                     self._withdraw(placement)
                     has_begun = self._stream.has_begun
                     self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
-        except RoundRefusedError as error:
+        except RoundRefusedError:
             await self._deaths.told()
-            await self._tell(error)
             if had_ended and self._placement is None:
                 self._services.spawn(self._end_session(set()))  # its end goes on, because no new life has begun
             raise
@@ -108,29 +97,6 @@ class RoundRun:
             raise
         finally:
             self._close()
-
-    async def explain(self) -> Refused:
-        """Why this round was refused, without running it: a question of the status relay.
-
-        Returns:
-            What its client was told here, or what another coordinator has announced.
-
-        Raises:
-            RoundRefusedError: neither is known. If there is no reason any more, there was one a moment ago.
-        """
-        if self._mark and (refused := self._services.refusals.of(self._mark.request)):
-            return refused
-        self._deaths.check()
-        await self._services.placer.explain(self._unplaced())
-        raise RoundOverloadedError("the graph had no room for this round a moment ago", _SOON_S)
-
-    async def _tell(self, error: RoundRefusedError) -> None:
-        """Remember the refusal for a question of the relay. Output says nothing here: a completion may come whole."""
-        if self._mark:
-            trace, message = tracing.current(), str(error)
-            refused = Refused(error.status, trace.quoted(message) if trace else message)
-            is_found_anywhere = self._placement is None  # else a worker found it
-            await self._services.refusals.add(self._mark.request, refused, is_found_anywhere=is_found_anywhere)
 
     async def _place(self) -> Placement:
         placing = asyncio.create_task(self._services.placer.place(self._unplaced()))

@@ -12,7 +12,6 @@ from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
 from router.served import Observer
 from router.session_memory import SessionMemory
-from router.told_refusals import ToldRefusals
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
@@ -47,7 +46,6 @@ class Services:
         deaths: the workers that died lately under a request.
         observers: called with each round at its end.
         placed: called with the record and the arrival of each round that was placed, announcements left out.
-        refusals: those that the status relay may ask about.
         prefixes: the prefixes that sessions share.
     """
 
@@ -60,7 +58,6 @@ class Services:
     deaths: WorkerDeaths
     observers: tuple[Observer, ...] = ()
     placed: Callable[[DecisionRecord, float], None] = ignore_placed
-    refusals: ToldRefusals = field(default_factory=ToldRefusals)
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampd.state.store import Binding, RequestNews, StateStore, StateUnavailableError
+from ampd.state.store import Binding, DeathNews, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport
 from router.calls import WorkerCalls
@@ -59,7 +59,7 @@ class WorkerAccess:
         if "decode_batch" in report:
             self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
 
-    async def announce(self, news: RequestNews) -> None:
+    async def announce(self, news: DeathNews) -> None:
         """Tell the other coordinators what has become of a request."""
         try:
             await self.store.announce(news)

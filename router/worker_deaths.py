@@ -11,12 +11,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from hashlib import blake2b
 
 from ampd.session_key import tenant_key
 from ampd.state.store import DeathNews, RequestServed, WorkerDied
 from ampd.wire import with_retry_after
-from router.echoes import Echoes, until_heard
 from router.round_errors import RoundRefusedError
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,9 @@ MEMORY_S = 600.0
 
 SHARED_PAUSE_S = 10.0
 """Pause after the second death of a request that shares its deaths with others; each further death doubles it."""
+
+TOLD_S = 0.5
+"""Longest wait until the other coordinators know of a death. Without the shared state they never do."""
 
 _MAX_REMEMBERED = 4096
 _PROMPT = "prompt "
@@ -63,7 +66,7 @@ class WorkerDeaths:
         self._announce = announce
         self._deaths: dict[str, set[_Death]] = {}
         self._expiries_s: dict[str, float] = {}
-        self._echoes = Echoes()
+        self._awaited: dict[WorkerDied, asyncio.Event] = {}
         self.count = 0
 
     def of_request(self, request_id: str, prompt: bytes, tenant: str = "") -> RequestDeaths:
@@ -83,7 +86,9 @@ class WorkerDeaths:
         """
         self.count += 1
         self._note(death)
-        echo = self._echoes.of(death)
+        echo = self._awaited.setdefault(death, asyncio.Event())
+        while len(self._awaited) > _MAX_REMEMBERED:
+            del self._awaited[next(iter(self._awaited))]
         self._announce(death)
         return echo
 
@@ -92,7 +97,8 @@ class WorkerDeaths:
         match news:
             case WorkerDied():
                 self._learn(news)
-                self._echoes.heard(news)
+                if echo := self._awaited.pop(news, None):
+                    echo.set()
             case RequestServed(request):
                 self.forget(*request)
 
@@ -193,11 +199,14 @@ class RequestDeaths:
         self.check()
 
     async def told(self) -> None:
-        """Wait until the other coordinators know, before the client does, at most for `router.echoes.TOLD_S`.
+        """Wait until the other coordinators know, before the client does, at most for `TOLD_S`.
 
-        A client that sends the request again at once, as the status relay does, may reach any of them.
+        A client that sends the request again at once may reach any of them.
         """
-        await until_heard(self._echoes)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_S):
+                for echo in self._echoes:
+                    await echo.wait()
 
     def survived(self) -> None:
         """The request was served to its end, so that the deaths were not its fault."""

@@ -9,7 +9,6 @@ from typing import Any
 from ampd.reports.figures import format_bytes
 
 _SHOWN_ERRORS = 3
-_NO_REASON = "Internal server error"
 _EXACT = 0.01
 """Prompts whose lengths differ from the trace's by at most this share count as exact."""
 _LATENCIES = {
@@ -80,6 +79,4 @@ def _error_lines(errors: Sequence[str]) -> list[str]:
     lines = [f"error               {count} x {message}" for message, count in kinds[:_SHOWN_ERRORS]]
     if len(kinds) > _SHOWN_ERRORS:
         lines.append(f"                    and {len(kinds) - _SHOWN_ERRORS} other messages")
-    if _NO_REASON in errors:
-        lines.append("                    Dynamo hides the reasons of streams; the coordinator's log has them")
     return lines

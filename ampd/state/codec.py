@@ -16,7 +16,6 @@ from ampd.recent_load import RecentRound
 from ampd.state.checks import check_count, check_duration, checked
 from ampd.state.store import (
     LoadedRound,
-    RequestRefused,
     RequestServed,
     RoleAssigned,
     SessionEnded,
@@ -117,8 +116,6 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return _dump(["died", worker_id, *request, *([] if start is None else [start])])
         case RequestServed(request):
             return _dump(["served", *request])
-        case RequestRefused(name, status, message):
-            return _dump(["refused", name, status, message])
 
 
 def encode_role(role: RoleAssigned) -> str:
@@ -160,8 +157,6 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return WorkerDied(worker_id, (request_id, prompt), start)
         case ["served", str(request_id), str(prompt)]:
             return RequestServed((request_id, prompt))
-        case ["refused", str(name), int(status), str(message)]:
-            return RequestRefused(name, status, message)
         case _:
             raise ValueError("unknown kind of event")
 

@@ -176,24 +176,8 @@ class RequestServed:
     request: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRefused:
-    """A worker found a reason to refuse a request. Coordinators announce it; the store keeps nothing of it.
-
-    Attributes:
-        request: the status relay's name of it (`ampd.relay_mark`).
-        status: the HTTP status.
-        message: for the client.
-    """
-
-    request: str
-    status: int
-    message: str
-
-
 DeathNews = WorkerDied | RequestServed
-RequestNews = DeathNews | RequestRefused
-StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned | RequestNews
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned | DeathNews
 
 
 LoadedRound = tuple[str, RecentRound]

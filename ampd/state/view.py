@@ -24,7 +24,6 @@ from ampd.perf.model import PerformanceModel
 from ampd.state.known_worker import KnownWorker
 from ampd.state.store import (
     DeathNews,
-    RequestRefused,
     RequestServed,
     RoleAssigned,
     SessionEnded,
@@ -85,7 +84,6 @@ class ClusterView:
         model: PerformanceModel | None = None,
         serves: Callable[[WorkerView], bool] = lambda _: True,
         on_death: Callable[[DeathNews], None] = lambda _: None,
-        on_refusal: Callable[[RequestRefused], None] = lambda _: None,
         on_session_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.counters = ViewCounters()
@@ -95,7 +93,6 @@ class ClusterView:
         self._model = model
         self._serves = serves
         self._on_death = on_death
-        self._on_refusal = on_refusal
         self._on_session_end = on_session_end
         self._workers: dict[str, KnownWorker] = {}
         self._given_up: dict[str, KnownWorker] = {}
@@ -268,8 +265,6 @@ class ClusterView:
                     self._leave(worker, task_id)
             case WorkerDied() | RequestServed():
                 self._on_death(event)
-            case RequestRefused():
-                self._on_refusal(event)
             case SessionEnded(session_id):
                 self._on_session_end(session_id)  # a worker's own views say what it holds
             case RoleAssigned():

@@ -68,7 +68,7 @@ class Feature:
     fault: str = ""
 
 
-WRONG_ANSWERS, REFUSED_REQUESTS = "answers-that-are-wrong", "requests-that-are-refused"
+FAULTS = "faults"
 """Sections of docs/dynamo-known.md."""
 
 PYTHON, NODE = "Python", "Node"

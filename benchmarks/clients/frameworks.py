@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.clients.feature import CALLS, LOOP, WRONG_ANSWERS, Client, Feature, call
+from benchmarks.clients.feature import CALLS, LOOP, Client, Feature, call
 
 _ANSWER = """
 from pydantic import BaseModel
@@ -156,11 +156,9 @@ SMOLAGENTS = Client(
             "from smolagents import CodeAgent\n"
             "agent = CodeAgent([add], model, max_steps=1)\n"
             "agent.prompt_templates['system_prompt'] = 'You write code.'  # its own is too long for the workers\n"
-            "agent.run('Add 3 and 7')\n"
-            "errors = [str(step.error) for step in agent.memory.steps if getattr(step, 'error', None)]\n"
-            "assert any('</code' in error and 'SyntaxError' in error for error in errors), errors",
-            replies=({"content": "I add.\n<code>\nfinal_answer(add(3, 7))\n</code>"}, {"content": "It is 10."}),
-            fault=WRONG_ANSWERS,
+            "assert str(agent.run('Add 3 and 7')) == '10'",
+            "a stop string leaked, and the code did not parse",
+            ({"content": "I add.\n<code>\nfinal_answer(add(3, 7))\n</code>"},),
         ),
     ),
 )

@@ -29,7 +29,6 @@ from ampd.state.store import (
     Heard,
     LoadedRound,
     Overview,
-    RequestRefused,
     RequestServed,
     RoleAssigned,
     SessionEnded,
@@ -100,7 +99,6 @@ _EVENTS = (
     WorkerUpdated(_VIEW, 5.0), WorkerUpdated(_PREFILL, None), WorkerRemoved("d1"), WorkerRemoved("p1", is_expired=True),
     TaskQueued("d1", _TASK), TaskDone("d1", "t1"), SessionEnded("0" * 32), _ROLE, WorkerDied("d1", _REQUEST_NAMES),
     WorkerDied("d1", _REQUEST_NAMES, 2), RequestServed(_REQUEST_NAMES),
-    RequestRefused("ab" * 16, 503, "2 workers failed this round"),
 )  # fmt: skip
 _MOST_DEATHS = 4096
 _MOST_WORKERS = 20

@@ -10,27 +10,26 @@ import json
 import random
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from ampd.wire import Refused, refusal_comment, retry_after_s, with_retry_after
+from ampd.wire import retry_after_s, with_retry_after
 from benchmarks.fuzz.http_answers import pieces
-from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
+from benchmarks.fuzz.mutations import changed_bytes, changed_json
 from benchmarks.fuzz.target import Target
-from router.status_relay.api_paths import CHATS, COMPLETIONS, MESSAGES, RESPONSES
 from router.status_relay.relay import Relay
 
 _LOOPBACK = "127.0.0.1"
-_REFUSED = Refused(429, with_retry_after("the queue is full", 3))
+_REFUSED = {"message": with_retry_after("the queue is full", 3), "code": 429}
 _EVENT = {"choices": [{"index": 0, "delta": {"content": "Rome"}}]}
 _TAIL = b"".join(b"data: %s\n\n" % json.dumps(_EVENT).encode() for _ in range(3)) + b"data: [DONE]\n\n"
 _REQUESTS = (
-    b"POST /v1/chat/completions?a=%2Fb HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nx-session-relay: 0\r\n\r\n{}",
+    b"POST /v1/chat/completions?a=%2Fb HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nx-session-id: 0\r\n\r\n{}",
     b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close, x-tenant-id\r\nx-tenant-id: acme\r\n\r\n",
     b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}\r\n"
@@ -40,28 +39,6 @@ _TARGETS = ("*", "http://example.com/x", "@example.com/", ":1/", "//example.com/
 _STATUSES = (b"200", b"400", b"404", b"405", b"413", b"417", b"431", b"501", b"503")
 """Of answers to changed requests."""
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
-_UNEXPLAINED = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: response.created\ndata: {}\n\n"
-    b"event: response.in_progress\ndata: {}\n\nevent: response.failed\ndata: {}\n\n",
-    b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n\r\n"
-    b'{"message": "Failed to fold completions stream for 7", "code": 500}',
-    b"HTTP/1.1 500 Internal Server Error\r\nContent-Type: application/json\r\n\r\n"
-    b'{"message": "Failed to parse chat completion response", "code": 500}',
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\nevent: message_start\ndata: {}\n\n"
-    b'event: error\ndata: {"type":"error","error":{"type":"api_error","message":"An internal error"}}\n\n',
-    b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\n\r\n"
-    b'{"type":"error","error":{"type":"rate_limit_error","message":"Too Many Requests"}}',
-)
-"""Answers after which the relay asks a second time."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Unexplained:
-    """A request, and the bytes of both of its answers."""
-
-    path: str
-    body: str
-    parts: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +48,13 @@ class _Answer:
     Attributes:
         body: what the client would read of it without the relay.
         is_whole: it is an answer to its end.
-        refused: the refusal in its first event.
+        status: of its head.
     """
 
     parts: list[bytes]
     body: bytes
     is_whole: bool
-    refused: Refused | None
+    status: int
 
 
 class FuzzedRelay:
@@ -122,7 +99,6 @@ class FuzzedRelay:
         """The relay's two sides."""
         yield Target("answer through the relay", _answer, self._relay, ())
         yield Target("request to the relay", _request, self._ask, ())
-        yield Target("second question of the relay", _unexplained, self._ask_again, ())
 
     async def _serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Answer one request."""
@@ -152,19 +128,16 @@ class FuzzedRelay:
                     read += part
             except aiohttp.ClientError:
                 is_whole = False
-        if answer.refused and is_whole and got.status == answer.refused.status:
-            assert json.loads(read)["error"]["message"] == answer.refused.message
-            seconds = retry_after_s(answer.refused.message)
-            assert got.headers.get("Retry-After") == (None if seconds is None else str(seconds))
-        elif got.status == 200:
-            assert answer.refused is None
+        if got.status == answer.status:
             assert answer.body.startswith(read)
             assert not is_whole or (answer.is_whole and read == answer.body)
             assert not answer.is_whole or is_whole
+            seconds = retry_after_s(read.decode(errors="replace")) if answer.status != HTTPStatus.OK else None
+            assert got.headers.get("Retry-After") == (None if seconds is None else str(seconds))
         else:
-            # The frontend sent no answer to the end of its headers or first event, or one that is none.
+            # The frontend sent no answer to the end of its headers, or an error that breaks off.
             assert not answer.is_whole
-            assert got.status == 503
+            assert got.status == HTTPStatus.SERVICE_UNAVAILABLE
             assert json.loads(read)["error"]["message"]
 
     @property
@@ -174,24 +147,6 @@ class FuzzedRelay:
     @property
     def _relay_url(self) -> str:
         return f"http://{_LOOPBACK}:{self._port}"
-
-    # -- answers without a reason
-
-    def _ask_again(self, unexplained: _Unexplained) -> None:
-        self._parts = unexplained.parts
-        self._loop.run_until_complete(self._send_twice(unexplained))
-
-    async def _send_twice(self, unexplained: _Unexplained) -> None:
-        """The request is answered, or breaks off, and the next one is served."""
-        headers = {"Content-Type": "application/json"}
-        async with aiohttp.ClientSession(headers=headers) as session:
-            with suppress(aiohttp.ClientError):
-                url = self._relay_url + unexplained.path
-                async with session.post(url, data=unexplained.body.encode("utf-8", "replace")) as got:
-                    await got.read()
-            self._parts = [_OK]
-            async with session.get(self._url) as got:
-                assert got.status == 200
 
     # -- requests
 
@@ -221,60 +176,19 @@ class FuzzedRelay:
 
 
 def _answer(rng: random.Random) -> _Answer:
-    """A stream, with or without a refusal, in chunks; sometimes cut, sometimes with changed bytes in its body."""
-    first, refused = _first_event(rng)
-    body = first + _TAIL
-    if rng.random() < 0.1:
-        body = first[: rng.randint(0, len(first))]
-        refused = refused if b"\n\n" in body else None
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-    data = head
+    """A stream or an error, in chunks; sometimes cut, sometimes with changed bytes in its body."""
+    status, body, kind = 200, _TAIL, b"text/event-stream"
+    if rng.random() < 0.6:
+        status, kind = rng.choice((400, 429, 500)), b"application/json"
+        body = changed_json(rng, _REFUSED).encode("utf-8", "replace")
+    data = b"HTTP/1.1 %d A\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\n" % (status, kind)
     for piece in filter(None, pieces(rng, body)):
         data += b"%x\r\n%s\r\n" % (len(piece), piece)
     data += b"0\r\n\r\n"
     is_whole = rng.random() < 0.4
     if not is_whole:
         data = data[: rng.randint(0, len(data) - 1)]
-    return _Answer(pieces(rng, data), body, is_whole, refused)
-
-
-def _first_event(rng: random.Random) -> tuple[bytes, Refused | None]:
-    """An event, and the refusal that it holds."""
-    kind = rng.random()
-    if kind < 0.3:
-        return b"data: %s\n\n" % json.dumps(_EVENT).encode(), None
-    comment = refusal_comment(_REFUSED)
-    if kind < 0.5:
-        return f"event: refusal\n: {comment}\n\n".encode(), _REFUSED
-    if kind < 0.7:
-        # Inside of the data it is text of the model.
-        return b"data: %s\n\n" % json.dumps({"content": f"\n: {comment}"}).encode(), None
-    value = changed_json(rng, {"status": 429, "message": _REFUSED.message})
-    mark = rng.choice((":", ":", ":", "", "x", "data:"))
-    changed = rng.choice((f"{mark} ampd-refusal {value}", f"{mark} {changed_text(rng, comment)}"))
-    line = "".join(changed.splitlines()).encode("utf-8", "replace")
-    return b"event: refusal\n" + line + b"\n\n", _read_as(line)
-
-
-def _read_as(line: bytes) -> Refused | None:
-    """The refusal in a comment line, read in another way than the relay's."""
-    text = line.decode().removeprefix(":").strip()
-    if not line.startswith(b":") or not text.startswith("ampd-refusal "):
-        return None
-    try:
-        value = json.loads(text.removeprefix("ampd-refusal "))
-        status, message = value["status"], value["message"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    is_refusal = type(status) is int and 400 <= status <= 599 and type(message) is str
-    return Refused(status, message) if is_refusal else None
-
-
-def _unexplained(rng: random.Random) -> _Unexplained:
-    answer = rng.choice(_UNEXPLAINED)
-    answer = changed_bytes(rng, answer) if rng.random() < 0.5 else answer
-    body = changed_json(rng, {"model": "m", "prompt": "x", "input": "x", "stream": rng.random() < 0.5})
-    return _Unexplained(rng.choice((RESPONSES, COMPLETIONS, MESSAGES, CHATS)), body, pieces(rng, answer))
+    return _Answer(pieces(rng, data), body, is_whole, status)
 
 
 def _request(rng: random.Random) -> bytes:

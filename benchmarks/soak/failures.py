@@ -1,4 +1,4 @@
-"""Why rounds failed: Dynamo's frontend hides the reason of most errors, and the coordinators' logs have it."""
+"""Why rounds failed, by the coordinators' logs, which have the reason of each round that they refused."""
 
 from __future__ import annotations
 

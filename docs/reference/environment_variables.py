@@ -166,10 +166,17 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO_LOGS,
     ),
     Variable(
-        ("DYN_STRIP_ANTHROPIC_PREAMBLE",),
+        ("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS",),
         "Dynamo",
-        "`1`, set by `ampd serve` unless it is set, and in the manifests: the frontend leaves out the line of billing "
-        "that Claude Code puts before its prompt, because that line is another one in each request. `0` keeps it.",
+        "`5000`, set by `ampd serve` and in the manifests: for so many milliseconds a stream's status waits for the "
+        "first token or an error, so that a refusal has its own status. After it a stream has 200.",
+        _DYNAMO,
+    ),
+    Variable(
+        ("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS",),
+        "Dynamo",
+        "`10000`, set by `ampd serve` and in the manifests: a stream without a token gets a comment (`:`) every so "
+        "many milliseconds, so that a gateway keeps it open.",
         _DYNAMO,
     ),
     Variable(

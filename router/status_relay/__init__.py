@@ -1,1 +1,1 @@
-"""Dynamo's frontend behind a relay that gives refusals of streams their HTTP status, and 429 its `Retry-After`."""
+"""Dynamo's frontend behind a relay that adds `Retry-After`, names sessions, and bounds what a client may send."""

@@ -88,8 +88,7 @@ async def _relay_until_ended(frontend: asyncio.subprocess.Process, upstream: str
     # Here, because the frontend starts meanwhile.
     from aiohttp import web
 
-    from router.status_relay.health import HEALTH_PATH
-    from router.status_relay.relay import DYNAMOS_BODY_LIMIT_MB, Relay
+    from router.status_relay.relay import DYNAMOS_BODY_LIMIT_MB, HEALTH_PATH, Relay
 
     chosen = os.environ.get("DYN_HTTP_BODY_LIMIT_MB", "")
     limit_mb = int(chosen) if chosen.isdecimal() else DYNAMOS_BODY_LIMIT_MB

@@ -10,8 +10,8 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from ampd.wire import Refused, with_retry_after
-from router.status_relay.api_errors import error_response, last_answer
+from ampd.wire import with_retry_after
+from router.status_relay.api import Refused, error_response, last_answer
 from router.status_relay.connection_guard import ConnectionGuard, Handler
 
 MOST_CONNECTIONS = 8192

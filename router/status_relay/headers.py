@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from ampd.relay_mark import RelayMark
-from ampd.wire import RELAY_HEADER
-
 _OF_ONE_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
 )
@@ -26,8 +23,9 @@ MOST_HEADERS = 100
 
 
 _SESSION = "x-dynamo-session-id"
-_COUNT_FIRST = (_SESSION, "x-claude-code-session-id")
-"""Headers that name a session before `session-id` does."""
+
+_NAMES = (("x-claude-code-session-id", "x-claude-code-agent-id"), ("session-id", "thread-id"))
+"""Headers that name a session, and those of its parts, which count in this order."""
 
 
 def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
@@ -35,24 +33,22 @@ def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
 
 
-def marked(headers: CIMultiDictProxy[str], mark: RelayMark) -> CIMultiDict[str]:
-    """A copy of a request's headers with the mark of the relay, and with the name of its session for Dynamo."""
+def forwarded(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """A copy of a request's headers, with the name of its session for Dynamo."""
     copy = passed_on(headers)
-    copy[RELAY_HEADER] = str(mark)
-    if name := _session_of_thread(headers):
+    if not _named(headers, _SESSION) and (name := _session_of(headers)):
         copy[_SESSION] = name
     return copy
 
 
-def _session_of_thread(headers: CIMultiDictProxy[str]) -> str:
-    """The session that `session-id` and `thread-id` name; empty: they name none, or another header counts first.
+def _session_of(headers: CIMultiDictProxy[str]) -> str:
+    """The session that a client's own headers name; empty: they name none, or Dynamo finds it itself.
 
-    An agent and its sub-agents may share a `session-id`. Each has a thread, and a context, of its own.
+    An agent and its sub-agents share a session's id. Each has a context of its own. Dynamo knows no `session-id`, and
+    takes the id of an agent, which is not unique, for that of its session.
     """
-    session_id, thread_id = _named(headers, "session-id"), _named(headers, "thread-id")
-    if not session_id or any(_named(headers, name) for name in _COUNT_FIRST):
-        return ""
-    return f"{session_id}/{thread_id}" if thread_id else session_id
+    named = ((_named(headers, session), _named(headers, part)) for session, part in _NAMES)
+    return next((f"{session}/{part}" if part else session for session, part in named if session), "")
 
 
 def _named(headers: CIMultiDictProxy[str], name: str) -> str:

@@ -11,17 +11,15 @@ from http import HTTPStatus
 
 import aiohttp
 
-from ampd.wire import Refused, with_retry_after
-from router.status_relay.api_paths import CHATS, COMPLETIONS, EMBEDDINGS, MESSAGES, MODELS, RESPONSES
-from router.status_relay.second_question import error_message
+from ampd.wire import with_retry_after
+from router.status_relay.api import MODELS, SERVING_PATHS, Refused, error_message
 
-_PATHS = (CHATS, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES)
 _RETRY_AFTER_S = 1.0
 
 
 def may_be_on_its_way(method: str, path: str, status: int) -> bool:
     """Whether a 404 may come from a model that is not there yet, or not any more."""
-    return method == "POST" and path in _PATHS and status == HTTPStatus.NOT_FOUND
+    return method == "POST" and path in SERVING_PATHS and status == HTTPStatus.NOT_FOUND
 
 
 class ServedModels:
@@ -40,7 +38,7 @@ class ServedModels:
 
     def answered(self, path: str) -> None:
         """The frontend has this path."""
-        if path in _PATHS:
+        if path in SERVING_PATHS:
             self._paths.add(path)
 
     async def on_its_way(self, path: str, body: bytes) -> Refused | None:

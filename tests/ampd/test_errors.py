@@ -8,26 +8,38 @@ import pytest
 
 from ampd.errors import guarded
 
+ANEW = "install AMPD in a new environment"
 ADVICE = "IMPORTANT: read this before you open an issue"
 
 
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "reason", "fix"),
     [
-        ("import not_here", "No module named 'not_here'"),
-        ("import cannot_load", "libblas.so: cannot open shared object file"),
+        ("import not_here", "No module named 'not_here'", ANEW),
+        ("import cannot_load", "libblas.so: cannot open shared object file", ANEW),
+        (
+            "import dynamo",
+            "import of dynamo halted; None in sys.modules",
+            "serving needs Dynamo: uv pip install --editable '.[serve]' in AMPD's repository",
+        ),
     ],
 )
 def test_a_package_that_cannot_be_imported_is_one_line(
-    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    code: str,
+    reason: str,
+    fix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     loader = "ImportError('libblas.so: cannot open shared object file')"
     (tmp_path / "cannot_load.py").write_text(
         f"try:\n    raise {loader}\nexcept ImportError as error:\n    raise ImportError({ADVICE!r}) from error\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "dynamo", None)
     assert guarded(lambda: exec(code) or 0) == 1  # type: ignore[func-returns-value]
-    expected = f"ampd: a package is missing or broken: {reason}; install AMPD in a new environment\n"
+    expected = f"ampd: a package is missing or broken: {reason}; {fix}\n"
     assert capsys.readouterr().err == expected
 
 

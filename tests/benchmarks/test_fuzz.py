@@ -32,7 +32,7 @@ NAMES = [
     *("tokenizer digest", "chat template", "weights digest", "model folder", "model of the doctor"),
     *("tokenizer of a trace", "ranks of a tokenizer", "measured points", "routing table"),
     *("stream of an endpoint", "list of models", "answer about sessions", "answer about readiness"),
-    *("answer through the relay", "request to the relay", "second question of the relay"),
+    *("answer through the relay", "request to the relay"),
     *("answer of Redis", "message of Redis", "answer of a worker"),
     *("listing of GPUs", "file of a local graph", "notes of a build", "request to SGLang", "part of SGLang"),
 ]

@@ -8,11 +8,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.relay_mark import RelayMark
-from ampd.wire import RELAY_HEADER
-from router.status_relay.long_prompt import as_completion
 from tests.harness.graph import HELLO, MODEL, Graph, completion, events, profile, record
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -36,20 +33,6 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     await graph.until_answers([coordinator])
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def relay(graph: Graph, client: httpx.AsyncClient) -> str:
-    url = graph.start_status_relay()
-
-    async def is_serving() -> bool:
-        try:
-            return bool((await client.get(f"{url}/v1/models")).json().get("data"))
-        except httpx.TransportError:
-            return False
-
-    await until(is_serving)
-    return url
 
 
 async def test_the_model_is_listed_with_the_context_of_the_workers(client: httpx.AsyncClient) -> None:
@@ -77,28 +60,11 @@ async def test_a_completion_that_is_too_long_gets_both_numbers(client: httpx.Asy
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}])
-async def test_a_message_that_is_too_long_gets_both_numbers_from_the_status_relay(
-    client: httpx.AsyncClient, relay: str, more: dict[str, Any]
-) -> None:
-    """Dynamo's frontend says nothing of it."""
+async def test_a_message_that_is_too_long_gets_both_numbers(client: httpx.AsyncClient, more: dict[str, Any]) -> None:
     body = {"model": MODEL, "messages": LONG, "max_tokens": 2, **more}
-    direct = await client.post("/v1/messages", json=body)
-    assert (direct.status_code, direct.json()["error"]["message"]) == (500, "Internal server error")
-    reply = await client.post(f"{relay}/v1/messages", json=body)
+    reply = await client.post("/v1/messages", json=body)
     _has_both_numbers(reply)
-    error = reply.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith("prompt is too long: ")
-
-
-async def test_the_question_whether_a_prompt_is_too_long_reaches_no_worker(client: httpx.AsyncClient) -> None:
-    asked = as_completion({"model": MODEL, "messages": HELLO})
-    headers = {RELAY_HEADER: str(RelayMark.fresh().question())}
-    assert (await client.post("/v1/completions", json=asked, headers=headers)).status_code == 500
-    # A chat shows the reason for which a completion fails.
-    reply = await client.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO}, headers=headers)
-    assert reply.status_code == 429, reply.text
-    assert "had no room for this round a moment ago; retry after 1 s" in reply.text
+    assert reply.json()["error"]["type"] == "invalid_request_error"
 
 
 def _has_both_numbers(reply: httpx.Response) -> None:

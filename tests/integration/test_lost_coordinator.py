@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.harness.graph import Graph, completion, events, profile
+from tests.harness.graph import Graph, completion, events, profile, session
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -17,14 +17,15 @@ PROMPT = [5 + position % 300 for position in range(60)]
 
 
 class Stream:
-    """A streamed completion.
+    """A streamed completion of a session, which frontends keep at one coordinator.
 
     Attributes:
         has_tokens: set when the fifth chunk has come.
     """
 
-    def __init__(self, client: httpx.AsyncClient, **options: Any) -> None:
+    def __init__(self, client: httpx.AsyncClient, name: str, **options: Any) -> None:
         self._client = client
+        self.name = name
         usage = {"include_usage": True}
         self._body = completion(PROMPT, max_tokens=OUTPUT_TOKENS, stream=True, stream_options=usage, **options)
         self.has_tokens = asyncio.Event()
@@ -33,7 +34,7 @@ class Stream:
         self.error: Any = None
 
     async def read(self) -> None:
-        async with self._client.stream("POST", "/v1/completions", json=self._body) as reply:
+        async with self._client.stream("POST", "/v1/completions", json=self._body, headers=session(self.name)) as reply:
             chunks = 0
             async for event in events(reply):
                 chunks += 1
@@ -53,18 +54,22 @@ async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearl
     await graph.new_worker("decode", steady)
     await graph.until_answers(coordinators)
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
-        expected = Stream(client)
+        expected = Stream(client, "first")
         await expected.read()
-        plain = [Stream(client) for _ in range(6)]
-        penalized = [Stream(client, frequency_penalty=0.5) for _ in range(6)]
+        plain = [Stream(client, f"plain-{number}") for number in range(6)]
+        penalized = [Stream(client, f"penalized-{number}", frequency_penalty=0.5) for number in range(6)]
         reading = [asyncio.create_task(stream.read()) for stream in (*plain, *penalized)]
         async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(stream.has_tokens.wait() for stream in (*plain, *penalized)))
         await graph.end(coordinators[0], signal.SIGKILL)
-        await asyncio.gather(*reading)
-    assert [(stream.text, stream.usage, stream.error) for stream in plain] == [
+        new = [Stream(client, f"new-{number}") for number in range(6)]
+        await asyncio.gather(*reading, *(stream.read() for stream in new))
+        again = [Stream(client, stream.name) for stream in plain]
+        await asyncio.gather(*(stream.read() for stream in again))
+    whole = [*plain, *new, *again]
+    assert [(stream.text, stream.usage, stream.error) for stream in whole] == [
         (expected.text, (len(PROMPT), OUTPUT_TOKENS), None)
-    ] * len(plain)
+    ] * len(whole)
     left = [stream for stream in penalized if stream.error is None]
     assert 0 < len(left) < len(penalized), "each coordinator had some of them"
     assert {stream.text for stream in left} == {expected.text}

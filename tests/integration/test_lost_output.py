@@ -1,6 +1,6 @@
-"""A round that fails within its output, without a stream: the status relay tells the client the status and the reason.
+"""A round that fails within its output, without a stream: the client gets the status and the reason.
 
-Dynamo's frontend hides both. The other worker is too small for the round, so it cannot go on there.
+The other worker is too small for the round, so it cannot go on there.
 """
 
 import asyncio
@@ -24,18 +24,17 @@ LONG = {"max_tokens": 6000, "ignore_eos": True}
 async def test_a_round_that_is_lost_within_its_output_ends_with_the_reason(graph: Graph) -> None:
     graph.start_coordinator("always-local")
     graph.start_frontend()
-    relay = graph.start_status_relay()
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.01)
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": chat(HELLO, **LONG),
         "/v1/completions": completion([5 + position for position in range(60)], **LONG),
     }
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         worker = await graph.new_worker("decode", perf, *SHORT_LEASE)
         await graph.new_worker("decode", perf, *SHORT_LEASE, *SMALL)
         for path in bodies:
-            await served(client, relay + path, {**bodies[path], "max_tokens": 2})
-        asking = [asyncio.create_task(client.post(relay + path, json=body)) for path, body in bodies.items()]
+            await served(client, path, {**bodies[path], "max_tokens": 2})
+        asking = [asyncio.create_task(client.post(path, json=body)) for path, body in bodies.items()]
         await graph.until_views(has_grown)
         await graph.end(graph.processes[worker], signal.SIGKILL)
         for answer in await asyncio.gather(*asking):
@@ -50,8 +49,8 @@ def has_grown(views: list[WorkerView]) -> bool:
     return any(view.decode_batch == 2 and view.decode_context_tokens > 4 * CONTEXT_TOKENS for view in views)
 
 
-async def served(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> None:
-    """Wait until the relay's frontend knows the model."""
+async def served(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    """Wait until the frontend knows the model."""
     async with asyncio.timeout(PATIENCE_S):
-        while not (await client.post(url, json=body)).is_success:  # noqa: ASYNC110
+        while not (await client.post(path, json=body)).is_success:  # noqa: ASYNC110
             await asyncio.sleep(0.05)

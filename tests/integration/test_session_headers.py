@@ -85,11 +85,12 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
         ({"x-session-id": "plain"}, "plain"),
         ({"x-session-affinity": "aiperf"}, "aiperf"),
         ({"x-claude-code-session-id": "claude"}, "claude"),
-        ({"x-claude-code-session-id": "claude", "x-claude-code-agent-id": "helper"}, "helper"),
+        ({"thread-id": "thread"}, "thread"),
         ({"x-session-affinity": "second", "session-id": "first"}, "first"),
         ({"x-session-affinity": "second", "x-session-id": "first"}, "first"),
         ({"x-session-affinity": "second", "x-claude-code-session-id": "first"}, "first"),
         ({"x-session-id": "second", "session-id": "first"}, "first"),
+        ({"x-session-id": "second", "thread-id": "first"}, "first"),
         ({"session-id": "second", "x-claude-code-session-id": "first"}, "first"),
         ({"x-claude-code-session-id": "second", "x-dynamo-session-id": "first"}, "first"),
     ],
@@ -103,21 +104,29 @@ async def test_headers_that_name_a_session(site: Site, path: str, headers: dict[
     assert [value for value in headers.values() if await site.is_bound(own + value)] == [name]
 
 
+@pytest.mark.parametrize(
+    ("of_session", "of_part"), [("session-id", "thread-id"), ("x-claude-code-session-id", "x-claude-code-agent-id")]
+)
 @pytest.mark.parametrize("path", BODIES)
-async def test_each_thread_of_a_session_is_a_session_of_its_own(site: Site, path: str) -> None:
-    tree = f"tree of {path}"
-    threads = ("root", "scout")
-    for thread in threads:
-        assert await site.unnamed(path, {"session-id": tree, "thread-id": thread}) == 0
-        assert await site.is_bound(f"{tree}/{thread}")
-    assert not [name for name in (tree, *threads) if await site.is_bound(name)]
-    await site.send(path, {"session-id": tree, "thread-id": "scout", "x-dynamo-session-final": "true"})
+async def test_each_thread_and_agent_of_a_session_is_a_session_of_its_own(
+    site: Site, path: str, of_session: str, of_part: str
+) -> None:
+    """Sessions with threads or agents of the same names share nothing."""
+    trees, parts = [f"{name} {of_session} of {path}" for name in ("tree", "other tree")], ("root", "scout")
+    for tree in trees:
+        for part in parts:
+            assert not await site.is_bound(f"{tree}/{part}")
+            assert await site.unnamed(path, {of_session: tree, of_part: part}) == 0
+            assert await site.is_bound(f"{tree}/{part}")
+    assert not [name for name in (*trees, *parts) if await site.is_bound(name)]
+    await site.send(path, {of_session: trees[0], of_part: "scout", "x-dynamo-session-final": "true"})
 
     async def has_ended() -> bool:
-        return not await site.is_bound(f"{tree}/scout")
+        return not await site.is_bound(f"{trees[0]}/scout")
 
     await until(has_ended)
-    assert await site.is_bound(f"{tree}/root")
+    for name in (f"{trees[0]}/root", f"{trees[1]}/scout"):
+        assert await site.is_bound(name)
 
 
 async def test_threads_that_take_turns_keep_their_contexts(site: Site) -> None:
@@ -157,7 +166,6 @@ async def test_a_line_of_billing_that_changes_hides_no_prefix(site: Site) -> Non
         ({"x-litellm-session-id": "other"}, {}),
         ({"x-request-id": "other"}, {}),
         ({"session_id": "other"}, {}),
-        ({"thread-id": "other"}, {}),
         ({}, {"user": "other"}),
         ({}, {"metadata": {"user_id": "other", "session_id": "other"}}),
     ],

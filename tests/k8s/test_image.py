@@ -50,10 +50,12 @@ def test_packages_are_pinned_and_the_extra_exists() -> None:
         assert step.count("uv pip install") == step.count("--constraint constraints.txt") == 1
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {each.partition("=")[2] for each in arguments("ARG") if each.startswith("EXTRA=")}
-    assert extras == {"sglang"} <= project["optional-dependencies"].keys()
+    extras.update(re.findall(r"--build-arg EXTRA=(\S+)", DOCKERFILE))
+    assert extras == {"sglang", "serve"} <= project["optional-dependencies"].keys()
     pinned = pinned_packages().keys()
-    direct = [*project["dependencies"], *project["optional-dependencies"]["sglang"]]
-    assert {re.split(r"[^\w-]", each)[0] for each in direct} <= pinned
+    optional = [each for extra in extras for each in project["optional-dependencies"][extra]]
+    direct = [*project["dependencies"], *optional]
+    assert {re.split(r"[^\w-]", each)[0] for each in direct} - {"ampd"} <= pinned
 
 
 def pinned_packages(name: str = "constraints.txt") -> dict[str, list[str]]:

@@ -18,7 +18,7 @@ from tests.virtual_time import run_virtually
 MATCH: KvRequest = {"op": "match", "keys": []}
 
 
-RESET = Exception("CannotConnect: TCP request to 127.0.0.1:1 failed")
+RESET = Exception("Unavailable: TCP connection to 127.0.0.1:1 failed")
 """Of Dynamo, if the connection to a worker was reset."""
 
 

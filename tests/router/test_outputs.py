@@ -1,12 +1,10 @@
-import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.relay_mark import RelayMark
-from ampd.wire import Refused, refusal_in, refusal_in_text
-from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage, refusal_chunk
+from router.outputs import ends_at_prefill, error_chunk, first_chunk, merged_usage
 
 EOS = frozenset({3, 4})
 
@@ -67,20 +65,12 @@ def test_usage_adds_up(prompt: int, completion: int, cached: int | None) -> None
     assert usage["prompt_tokens"] == 1
 
 
-def test_a_refusal_is_an_event_without_data() -> None:
-    chunk = refusal_chunk(429, "too many\nrounds", RelayMark("a"))
-    assert (chunk["_dynamo_annotated"], chunk["event"]) == (True, "refusal")
-    assert [refusal_in(text) for text in chunk["comment"]] == [Refused(429, "too many\nrounds")]
-
-
-def test_a_refusal_is_text_for_another_mark() -> None:
-    mark = RelayMark("a").question(as_text=True)
-    chunk = refusal_chunk(429, "too many", mark)
-    assert chunk == {"token_ids": [], "text": chunk["text"], "index": 0}
-    assert refusal_in_text(chunk["text"], str(mark)) == Refused(429, "too many")
-
-
-def test_an_error_is_an_event_with_status_and_message() -> None:
-    chunk = error_chunk(429, 'too many; "retry after 3 s"')
-    assert (chunk["_dynamo_annotated"], chunk["event"]) == (True, "error")
-    assert [json.loads(text) for text in chunk["comment"]] == [{"message": 'too many; "retry after 3 s"', "code": 429}]
+@pytest.mark.parametrize(
+    ("status", "error_class"),
+    [(400, "InvalidRequest"), (429, "RateLimited"), (500, "Internal"), (503, "Unavailable"), (418, "Internal")],
+)
+def test_an_error_is_an_event_whose_class_has_the_status(status: int, error_class: str) -> None:
+    text = 'too many; "retry after 3 s"'
+    chunk = error_chunk(status, text)
+    assert (chunk["_dynamo_annotated"], chunk["event"], chunk["comment"]) == (True, "error", [text])
+    assert (chunk["error"]["class"], chunk["error"]["public"]) == (error_class, {"type": "message", "message": text})

@@ -10,7 +10,7 @@ import pytest
 from ampd.state.store import StateEvent
 from ampd.types import Role
 from ampd.wire import error_text, with_engine_start
-from router import echoes
+from router import worker_deaths
 from router.calls import worker_error
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import PROMPT, Replica, cluster, queues, worker
@@ -118,8 +118,8 @@ async def test_the_deaths_under_a_request_count_at_all_coordinators() -> None:
 
 
 async def test_all_coordinators_know_of_the_deaths_before_the_client_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status relay, and some clients, ask again at once, and may reach another coordinator."""
-    monkeypatch.setattr(echoes, "TOLD_S", 60.0)
+    """Some clients ask again at once, and may reach another coordinator."""
+    monkeypatch.setattr(worker_deaths, "TOLD_S", 60.0)
     state = await cluster(*(worker(f"d{number}") for number in range(4)))
     async with Replica(state) as first, Replica(state) as second:
         for replica in (first, second):
@@ -146,7 +146,7 @@ async def test_all_coordinators_know_of_the_deaths_before_the_client_does(monkey
 async def test_a_refusal_does_not_wait_for_long_where_no_coordinator_can_hear_of_a_death(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(echoes, "TOLD_S", 0.01)
+    monkeypatch.setattr(worker_deaths, "TOLD_S", 0.01)
     state = await cluster(worker("d1"), worker("d2"))
     async with Replica(state) as replica:
         replica.workers.fail |= {("generate", name): 0 for name in ("d1", "d2")}

@@ -40,9 +40,3 @@ def test_the_most_frequent_errors_come_first_and_the_rest_is_counted() -> None:
     shown = [line for line in lines_of([], None, errors) if line.startswith("error  ")]
     assert shown[0] == "error               3 x often"
     assert lines_of([], None, errors)[-1].strip() == f"and {31 - len(shown)} other messages"
-
-
-def test_a_message_without_a_reason_names_the_place_of_the_reason() -> None:
-    hint = "the coordinator's log has them"
-    assert hint in lines_of([], None, ["Internal server error"])[-1]
-    assert not any(hint in line for line in lines_of([], None, ["timed out"]))

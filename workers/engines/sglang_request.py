@@ -92,13 +92,8 @@ def _sampling_options(options: dict[str, Any], *, is_deterministic: bool) -> dic
 
 
 def logprob_arguments(request: EngineRequest) -> dict[str, Any]:
-    """SGLang's arguments for log-probabilities.
-
-    Dynamo's own worker refuses top log-probabilities, because SGLang would turn each of them into text. SGLang does
-    this only for requests that ask for text. Ours do not, because the frontend has the tokenizer.
-    """
-    options = request.request.get("output_options") or {}
-    arguments: dict[str, Any] = build_sglang_logprob_kwargs(options, allow_top_logprobs=True)
+    """SGLang's arguments for log-probabilities."""
+    arguments: dict[str, Any] = build_sglang_logprob_kwargs(request.request.get("output_options") or {})
     return arguments
 
 
@@ -116,8 +111,8 @@ def output_of(part: dict[str, Any], request: EngineRequest, index: int) -> Engin
         return None
     options = request.request.get("output_options") or {}
     # Each part is an increment, log-probabilities included.
-    log_probs, top_logprobs, _ = extract_from_sglang_meta(
-        meta, 0, return_tokens_as_token_ids=bool(options.get("return_tokens_as_token_ids"))
+    log_probs, top_logprobs = extract_from_sglang_meta(
+        meta, return_tokens_as_token_ids=bool(options.get("return_tokens_as_token_ids"))
     )
     output = EngineOutput(list(token_ids), index=index, log_probs=log_probs, top_logprobs=top_logprobs)
     if finish:

@@ -21,8 +21,8 @@ _OF_A_REQUEST = re.compile(r"\bhttp-request\b|Streaming error: ")
 _WATCH_ENDED = "monitor_instance_source: The Sender is dropped"
 """How Dynamo's frontend says that it could not watch discovery by files, when it ends for that reason."""
 _NO_WATCH = (
-    "it got no inotify instance: other programs of this user have them, or its model has left discovery and come back "
-    "often; sysctl -w fs.inotify.max_user_instances=1024"
+    "it got no inotify instance, because other programs of this user have them; "
+    "sysctl -w fs.inotify.max_user_instances=1024"
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NO_ERROR = "no error in its last lines"

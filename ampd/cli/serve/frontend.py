@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,15 +9,16 @@ from ampd.cli.serve.body_limit import VARIABLE as BODY_LIMIT_MB
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.settings import PREFIX
 
-STRIP_PREAMBLE = "DYN_STRIP_ANTHROPIC_PREAMBLE"
 FRONTEND_ENVIRONMENT = {
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
     # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
     "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
-    # The first line of Claude Code's prompts is another one in each request, so that no prefix would be found again.
-    STRIP_PREAMBLE: "1",
+    # A stream's status waits so long for the first token or an error, so that a refusal has its own status.
+    "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": "5000",
+    # Empty lines in a stream without a token, so that nothing on the way takes a long prefill for a dead connection.
+    "DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS": "10000",
 }
 """Of every frontend, also of those in `k8s/base/graph.yaml`."""
 
@@ -48,11 +48,10 @@ class Frontend:
         Args:
             environment: what all processes of the graph get.
         """
-        strip = {STRIP_PREAMBLE: os.environ.get(STRIP_PREAMBLE, FRONTEND_ENVIRONMENT[STRIP_PREAMBLE])}
         limit = {} if self.body_limit_mb is None else {BODY_LIMIT_MB: str(self.body_limit_mb)}
         # For so long Dynamo avoids a coordinator with a broken connection. Nobody can stand in for the only one.
         avoids = {"DYN_RUNTIME_INHIBITED_DURATION_SECS": "0" if self.session_ttl_s is None else "1"}
-        variables = {**FRONTEND_ENVIRONMENT, **avoids, **strip, **limit, **environment}
+        variables = {**FRONTEND_ENVIRONMENT, **avoids, **limit, **environment}
         return ProcessSpec(name, self._argv(), variables, hides=PREFIX)
 
     def _argv(self) -> tuple[str, ...]:
@@ -62,5 +61,7 @@ class Frontend:
         flags += ["--namespace", self.namespace, "--migration-limit", "1"]
         if self.session_ttl_s is not None:
             # A replica remembers its sessions' contexts. Any replica can serve any round; affinity saves a KV query.
+            # Soft: the sessions of a dead coordinator go on at another one.
             flags += ["--router-session-affinity-ttl-secs", str(int(self.session_ttl_s))]
+            flags += ["--router-session-affinity-mode", "soft"]
         return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)

@@ -69,9 +69,8 @@ class ServeSettings(GraphSettings):
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
     status_relay: bool = Field(
         True,
-        description="Put a relay before the frontend that gives refused streams their HTTP status, and 429 its "
-        "`Retry-After`. Without it no client gets this header, and a refused stream is a 200 with an error in it, "
-        "which libraries do not send again by themselves. Each token passes one more process, and the relay has "
+        description="Put a relay before the frontend that adds `Retry-After` to refusals, names the sessions of "
+        "threads and agents, and bounds what clients may send. Each token passes one more process, and the relay has "
         "neither TLS nor HTTP/2.",
     )
     state_url: str = Field(

@@ -135,8 +135,7 @@ ROUTES = _counter(
 ROUND_FAILURES = _counter(
     "ampd_round_failures_total",
     _COORDINATOR,
-    "Requests that ended with an error, by HTTP status; those that never got as far as a worker included. Questions of "
-    "the status relay do not count.",
+    "Requests that ended with an error, by HTTP status; those that never got as far as a worker included.",
     {"status": ()},
 )
 ADMISSIONS = _counter(

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from ampd.state import codec
 from ampd.state.store import (
-    RequestRefused,
     RequestServed,
     RoleAssigned,
     SessionEnded,
@@ -72,7 +71,6 @@ events = st.one_of(
     st.builds(SessionEnded, texts),
     st.builds(WorkerDied, texts, st.tuples(texts, texts), st.none() | counts),
     st.builds(RequestServed, st.tuples(texts, texts)),
-    st.builds(RequestRefused, texts, counts, texts),
     roles,
 )
 latencies = st.builds(Latencies, seconds, st.dictionaries(st.integers(-50, 200), counts, max_size=3))

@@ -88,4 +88,3 @@ def test_a_deadly_request_ends_two_workers_at_most_however_often_it_is_sent() ->
     assert deadly_complaints(1, refused, 2) == deadly_complaints(5, refused, 2) == deadly_complaints(2, shared, 2) == []
     assert deadly_complaints(2, refused, 3) == ["the deadly request has ended 3 workers after sending 2"]
     assert deadly_complaints(2, served, 2) == ["the deadly request got 200 at sending 2: yes"]
-    assert len(deadly_complaints(2, FOLDED, 2)) == 1, "the relay asks for the reason"

@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from aiohttp import web
 
-from router.status_relay.health import HEALTH_PATH
-from router.status_relay.relay import Relay
+from router.status_relay.relay import HEALTH_PATH, Relay
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 
-from router.status_relay import body_limits, connection_guard
-from router.status_relay.body_limits import LEAST_BYTES, WINDOW_S, BodyWatch
+from router.status_relay import connection_guard
+from router.status_relay.connection_guard import LEAST_BYTES, WINDOW_S, BodyWatch
 from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import connected, serving
@@ -77,7 +77,7 @@ async def relayed() -> AsyncIterator[tuple[Frontend, str]]:
 async def test_a_body_that_does_not_end_is_given_up(
     begins: bytes, goes_on: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body_limits, "WINDOW_S", 1.0)
+    monkeypatch.setattr(connection_guard, "WINDOW_S", 1.0)
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         reader, writer = await connected(url)
         writer.write(begins)
@@ -96,7 +96,7 @@ async def test_a_body_that_does_not_end_is_given_up(
 
 async def test_a_client_that_leaves_behind_a_broken_chunk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library has stopped reading by then, and would not see it."""
-    monkeypatch.setattr(body_limits, "WINDOW_S", 1.0)
+    monkeypatch.setattr(connection_guard, "WINDOW_S", 1.0)
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         _, writer = await connected(url)
         writer.write(CHUNKED)
@@ -109,7 +109,7 @@ async def test_a_client_that_leaves_behind_a_broken_chunk_is_noticed(monkeypatch
 
 
 async def test_a_frontend_that_does_not_read_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_limits, "WINDOW_S", 0.2)
+    monkeypatch.setattr(connection_guard, "WINDOW_S", 0.2)
     async with relayed() as (frontend, url), aiohttp.ClientSession(url) as client, asyncio.timeout(SOON_S):
         frontend.go_on.clear()
         asking = asyncio.ensure_future(client.post("/v1/chat/completions", data=io.BytesIO(bytes(LONG))))

@@ -5,7 +5,7 @@ import json
 import pytest
 from aiohttp import web
 
-from router.status_relay.health import public_health
+from router.status_relay.relay import public_health
 from tests.router.status_relay.serving import client_of_relay
 
 COORDINATOR = {

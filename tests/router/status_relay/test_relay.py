@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import io
-import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,21 +13,12 @@ import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
-from ampd.relay_mark import relay_mark
-from ampd.wire import RELAY_HEADER, Refused, refusal_comment, with_retry_after
-from router.status_relay import second_question
+from ampd.wire import with_retry_after
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import client_of_relay, connected, serving
 
-FULL = Refused(429, with_retry_after("the queue is full", 7.2))
+FULL = with_retry_after("the queue is full", 7.2)
 EVENTS = (b'data: {"a": 1}\n\n', b'data: {"a": 2}\n\n', b"data: [DONE]\n\n")
-
-LOST = Refused(503, with_retry_after("its worker was lost", 7.2))
-UNEXPLAINED = {"message": "Failed to fold completions stream for 7", "code": 500}
-CHATS = "/v1/chat/completions"
-UNEXPLAINED_CHAT = {"message": "Failed to parse chat completion response", "code": 500}
-OWN = (b"event: response.created\ndata: {}\n\n", b"event: response.in_progress\ndata: {}\n\n")
-FAILED = (*OWN, b'event: response.failed\ndata: {"error": null}\n\n', b"data: [DONE]\n\n")
 
 
 class Frontend:
@@ -36,10 +26,6 @@ class Frontend:
 
     def __init__(self) -> None:
         self.events: tuple[bytes, ...] = EVENTS
-        self.second_status = FULL.status
-        self.refusal = FULL
-        self.accepted = EVENTS[0]
-        self.second_hangs = False
         self.too_large = b""
         self.go_on = asyncio.Event()
         self.go_on.set()
@@ -50,7 +36,7 @@ class Frontend:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/stream", self._stream)
         app.router.add_route("*", "/whole{status:.*}", self._whole)
-        app.router.add_post("/v1/{kind:.+}", self._unexplained)
+        app.router.add_post("/v1/{kind:.+}", self._too_large)
         return app
 
     def runner(self) -> web.AppRunner:
@@ -70,31 +56,15 @@ class Frontend:
             raise
         return response
 
-    async def _unexplained(self, request: web.Request) -> web.StreamResponse:
-        """As Dynamo's frontend answers a round that is refused."""
-        body = await request.json()
-        self.asked.append((request.method, request.raw_path, dict(request.headers), await request.read()))
-        if self.too_large:
-            return web.Response(status=413, body=self.too_large, content_type="text/plain")
-        is_stream, is_response = bool(body.get("stream")), request.match_info["kind"] == "responses"
-        if is_stream == is_response:
-            unexplained = UNEXPLAINED_CHAT if request.path == CHATS else UNEXPLAINED
-            return await self._stream(request) if is_stream else web.json_response(unexplained, status=500)
-        if not is_stream:
-            return web.json_response({"message": FULL.message}, status=self.second_status)
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        refused = f"event: refusal\n: {refusal_comment(self.refusal)}\n\n".encode()
-        await response.write(refused if self.second_status == FULL.status else self.accepted)
-        if self.second_hangs:
-            await asyncio.Event().wait()
-        return response
+    async def _too_large(self, _: web.Request) -> web.Response:
+        return web.Response(status=413, body=self.too_large, content_type="text/plain")
 
     async def _whole(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.asked.append((request.method, request.raw_path, dict(request.headers), body))
         status = int(request.query.get("status", "200"))
-        return web.json_response({"message": FULL.message}, status=status, headers={"x-own": "1"})
+        message = request.query.get("message", FULL)
+        return web.json_response({"message": message}, status=status, headers={"x-own": "1"})
 
 
 @asynccontextmanager
@@ -102,19 +72,6 @@ async def relayed() -> AsyncIterator[tuple[Frontend, aiohttp.ClientSession]]:
     frontend = Frontend()
     async with client_of_relay(frontend.runner()) as client:
         yield frontend, client
-
-
-@pytest.mark.parametrize("status", [400, 429, 500, 503])
-async def test_a_stream_that_is_refused_gets_the_status_of_the_refusal(status: int) -> None:
-    refused = Refused(status, FULL.message)
-    async with relayed() as (frontend, client):
-        event = f"event: refusal\n: {refusal_comment(refused)}\n\n".encode()
-        frontend.events = (event, b'data: {"error": {"message": "Internal server error"}}\n\n', b"data: [DONE]\n\n")
-        async with client.post("/stream") as answer:
-            body = await answer.json()
-            assert (answer.status, answer.headers["retry-after"]) == (status, "8")
-            assert body["message"] == body["error"]["message"] == FULL.message
-            assert body["code"] == status
 
 
 async def test_a_stream_arrives_event_by_event() -> None:
@@ -125,16 +82,6 @@ async def test_a_stream_arrives_event_by_event() -> None:
             assert await answer.content.readany() == EVENTS[0]
             frontend.go_on.set()
             assert await answer.content.read() == b"".join(EVENTS[1:])
-
-
-@pytest.mark.parametrize(
-    "first", [b": keep-alive\n\n", b'data: {"text": ": ampd-refusal {}"}\n\n', b": ampd-refusal 5\n\n"]
-)
-async def test_other_first_events_go_through(first: bytes) -> None:
-    async with relayed() as (frontend, client):
-        frontend.events = (first, *EVENTS)
-        async with client.post("/stream") as answer:
-            assert (answer.status, await answer.content.read()) == (200, first + b"".join(EVENTS))
 
 
 async def test_a_stream_without_any_event_ends() -> None:
@@ -162,12 +109,10 @@ async def test_requests_and_answers_go_through_whole() -> None:
         async with client.put("/whole/%2Fa?b=%20c", data=io.BytesIO(body), headers=headers) as answer:
             assert (answer.status, answer.headers["x-own"]) == (200, "1")
             assert "retry-after" not in answer.headers
-            assert await answer.json() == {"message": FULL.message}
+            assert await answer.json() == {"message": FULL}
         method, path, seen, received = frontend.asked[0]
         assert (method, path, received) == ("PUT", "/whole/%2Fa?b=%20c", body)
         assert seen["x-dynamo-session-id"] == "s"
-        assert (mark := relay_mark(seen[RELAY_HEADER]))
-        assert not mark.is_question
         assert "keep-alive" not in {name.lower() for name in seen}
         assert seen["x-tenant-id"] == "t", "a client cannot take away what its gateway has set"
 
@@ -193,6 +138,12 @@ async def test_an_encoded_body_goes_through_as_it_is() -> None:
 @pytest.mark.parametrize(("status", "seconds"), [(429, "8"), (503, "8"), (200, None)])
 async def test_an_error_that_names_a_time_gets_the_header(status: int, seconds: str | None) -> None:
     async with relayed() as (_, client), client.get(f"/whole?status={status}") as answer:
+        assert (answer.status, answer.headers.get("retry-after")) == (status, seconds)
+
+
+@pytest.mark.parametrize(("status", "seconds"), [(429, None), (503, "1")])
+async def test_what_is_unavailable_may_be_asked_again_soon(status: int, seconds: str | None) -> None:
+    async with relayed() as (_, client), client.get(f"/whole?status={status}&message=away") as answer:
         assert (answer.status, answer.headers.get("retry-after")) == (status, seconds)
 
 
@@ -312,18 +263,19 @@ async def ending(sends: bytes, body_limit_bytes: int = 45 << 20) -> AsyncIterato
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+WHOLE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
 
 
-@pytest.mark.parametrize("sends", [b"", b"HTTP/1.1 200", HEAD, HEAD + b"5\r\ndata:\r\n"])
-async def test_a_frontend_that_ends_before_its_first_event_is_a_503(sends: bytes) -> None:
+@pytest.mark.parametrize("sends", [b"", b"HTTP/1.1 200"])
+async def test_a_frontend_that_ends_before_its_answer_is_a_503(sends: bytes) -> None:
     async with ending(sends) as url, aiohttp.ClientSession(url) as client, client.get("/stream") as answer:
         assert answer.status == 503
         assert "send the request again" in (await answer.json())["error"]["message"]
         assert answer.headers["retry-after"] == "1"
 
 
-async def test_a_stream_whose_frontend_ends_does_not_look_complete() -> None:
-    sends = HEAD + b"9\r\ndata: 1\n\n\r\n"
+@pytest.mark.parametrize("sends", [HEAD, HEAD + b"9\r\ndata: 1\n\n\r\n", WHOLE_HEAD + b"{"])
+async def test_an_answer_whose_frontend_ends_does_not_look_complete(sends: bytes) -> None:
     async with ending(sends) as url, aiohttp.ClientSession(url) as client, client.get("/stream") as answer:
         assert answer.status == 200
         with pytest.raises(aiohttp.ClientPayloadError):
@@ -339,100 +291,6 @@ async def test_a_request_to_another_server_is_refused() -> None:
         await writer.wait_closed()
 
 
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), (CHATS, {}), ("/v1/responses", {"stream": True})])
-async def test_a_refusal_without_a_reason_is_asked_for_in_the_other_form(path: str, body: dict[str, object]) -> None:
-    async with relayed() as (frontend, client):
-        frontend.events = FAILED
-        reason = frontend.refusal = LOST if path == CHATS else FULL
-        async with client.post(path, json={**body, "model": "m"}, headers={"x-dynamo-session-id": "s"}) as answer:
-            assert (answer.status, answer.headers["retry-after"]) == (reason.status, "8")
-            assert (await answer.json())["message"] == reason.message
-        (_, _, _, first), (_, second_path, headers, second) = frontend.asked
-        assert second_path == path
-        assert headers["x-dynamo-session-id"] == "s"
-        assert RELAY_HEADER in {name.lower() for name in headers}
-        assert json.loads(second) == {"model": "m", "stream": "stream" not in body}
-        assert json.loads(first) == {"model": "m", **body}
-
-
-async def test_an_overload_is_no_reason_of_a_chat_that_had_begun() -> None:
-    """No coordinator knows why it failed: Dynamo itself could not read the output."""
-    async with relayed() as (_, client), client.post(CHATS, json={"model": "m"}) as answer:
-        assert (answer.status, await answer.json()) == (500, UNEXPLAINED_CHAT)
-
-
-async def test_a_second_question_is_hardly_longer_than_the_first() -> None:
-    async with relayed() as (frontend, client):
-        frontend.events = FAILED
-        text = json.dumps({"prompt": 100 * "\u65e5", "suffix": "\ud800"}, ensure_ascii=False)
-        sent = text.replace(": ", ":").replace(", ", ",").encode("utf-8", "backslashreplace")
-        async with client.post("/v1/completions", data=sent, headers={"content-type": "application/json"}) as answer:
-            assert answer.status == 429
-        second = frontend.asked[1][3]
-        assert len(second) == len(sent) + len(',"stream":true')
-        assert json.loads(second) == {**json.loads(sent), "stream": True}
-
-
-@pytest.mark.parametrize(("path", "body"), [("/v1/completions", {}), ("/v1/responses", {"stream": True})])
-async def test_a_round_that_is_not_refused_a_second_time_keeps_its_first_answer(
-    path: str, body: dict[str, object]
-) -> None:
-    async with relayed() as (frontend, client):
-        frontend.events, frontend.second_status = FAILED, 200
-        async with client.post(path, json=body) as answer:
-            if body:
-                assert (answer.status, await answer.read()) == (200, b"".join(FAILED))
-            else:
-                assert (answer.status, await answer.json()) == (500, UNEXPLAINED)
-        assert len(frontend.asked) == 2
-
-
-async def test_a_stream_of_responses_with_output_is_asked_for_once() -> None:
-    async with relayed() as (frontend, client):
-        frontend.events = (*OWN, b"event: response.output_text.delta\ndata: {}\n\n", *FAILED[2:])
-        async with client.post("/v1/responses", json={"stream": True}) as answer:
-            assert (answer.status, await answer.read()) == (200, b"".join(frontend.events))
-        assert len(frontend.asked) == 1
-
-
-async def test_an_error_in_a_stream_of_completions_is_not_asked_about() -> None:
-    """A refusal would have come before it."""
-    async with relayed() as (frontend, client):
-        frontend.second_status, frontend.accepted = 200, b'event: error\ndata: {"error": {}}\n\n'
-        async with client.post("/v1/completions", json={"stream": True}) as answer:
-            assert (answer.status, await answer.read()) == (200, frontend.accepted)
-        assert len(frontend.asked) == 1
-
-
-async def test_a_second_question_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(second_question, "PATIENCE_S", 0.2)
-    async with relayed() as (frontend, client):
-        frontend.second_status, frontend.accepted = 200, b": no event yet\n"
-        frontend.second_hangs = True
-        async with asyncio.timeout(30), client.post("/v1/completions", json={"model": "m"}) as answer:
-            assert (answer.status, await answer.json()) == (500, UNEXPLAINED)
-        assert len(frontend.asked) == 2
-
-
-async def test_a_clients_own_mark_does_not_reach_the_frontend() -> None:
-    seen: list[list[str]] = []
-
-    async def answer_marks(request: web.Request) -> web.Response:
-        seen.append(request.headers.getall(RELAY_HEADER))
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_get("/", answer_marks)
-    forged = [("X-Session-Relay", "round:a"), (RELAY_HEADER, "question:b")]
-    async with client_of_relay(web.AppRunner(app)) as client, client.get("/", headers=CIMultiDict(forged)) as answer:
-        assert answer.status == 200
-    ((mark,),) = seen
-    read = relay_mark(mark)
-    assert read is not None
-    assert read.request not in ("a", "b")
-    assert not read.is_question
-
-
 @pytest.mark.parametrize(
     ("sent", "names"),
     [
@@ -446,7 +304,9 @@ async def test_a_clients_own_mark_does_not_reach_the_frontend() -> None:
         ([("thread-id", "root")], []),
         ([("x-dynamo-session-id", "own"), ("session-id", "tree"), ("thread-id", "root")], ["own"]),
         ([("x-dynamo-session-id", ""), ("x-dynamo-session-id", "b"), ("session-id", "tree")], ["tree"]),
-        ([("x-claude-code-session-id", "own"), ("session-id", "tree"), ("thread-id", "root")], []),
+        ([("x-claude-code-session-id", "own"), ("session-id", "tree"), ("thread-id", "root")], ["own"]),
+        ([("x-claude-code-session-id", "own"), ("x-claude-code-agent-id", "scout")], ["own/scout"]),
+        ([("x-claude-code-agent-id", "scout")], []),
         ([("x-claude-code-session-id", ""), ("session-id", "tree"), ("thread-id", "root")], ["tree/root"]),
         ([("x-claude-code-agent-id", "own"), ("session-id", "tree"), ("thread-id", "root")], ["tree/root"]),
         ([("x-session-id", "second"), ("session-id", "tree")], ["tree"]),

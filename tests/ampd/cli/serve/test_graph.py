@@ -1,6 +1,5 @@
 """The launcher's command lines are accepted by the components that they start."""
 
-import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -167,17 +166,6 @@ def test_the_frontend_takes_bodies_of_bounded_size_and_no_administration() -> No
     assert frontend.env["DYN_HTTP_BODY_LIMIT_MB"] == "4"
     assert frontend.env["DYN_DISABLE_FRONTEND_ADMIN_API"] == "1"
     assert not [spec.name for spec in others if "DYN_HTTP_BODY_LIMIT_MB" in spec.env]
-
-
-@pytest.mark.parametrize(("chosen", "used"), [(None, "1"), ("0", "0"), ("1", "1"), ("", "")])
-def test_the_frontend_leaves_out_the_changing_line_of_prompts_unless_the_user_wants_it(
-    chosen: str | None, used: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DYN_STRIP_ANTHROPIC_PREAMBLE", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("DYN_STRIP_ANTHROPIC_PREAMBLE", chosen)
-    *_, frontend = _specs()
-    assert frontend.environment(os.environ)["DYN_STRIP_ANTHROPIC_PREAMBLE"] == used
 
 
 def test_every_process_but_the_frontend_has_a_system_port_of_its_own() -> None:

@@ -1,14 +1,18 @@
-"""Errors in the form of the API whose path a client has asked."""
+"""The paths of the APIs, and errors in the form of the API whose path a client has asked."""
 
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from aiohttp import web
 
-from ampd.wire import Refused, retry_after_s
-from router.status_relay.api_paths import MESSAGES
+from ampd.wire import retry_after_s
+
+MESSAGES, MODELS = "/v1/messages", "/v1/models"
+SERVING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES)
 
 _INVALID = "invalid_request_error"
 _TYPES = {
@@ -19,6 +23,14 @@ _TYPES = {
     503: "overloaded_error",
 }
 """As in the APIs of OpenAI and Anthropic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The HTTP status and the message of a request that the relay answers itself."""
+
+    status: int
+    message: str
 
 
 def error_response(path: str, refused: Refused) -> web.Response:
@@ -52,3 +64,12 @@ def _body(path: str, refused: Refused) -> dict[str, object]:
         return {"type": "error", "error": {"type": kind, "message": refused.message}}
     body: dict[str, object] = {"message": refused.message, "type": kind, "code": refused.status}
     return {**body, "error": body}
+
+
+def error_message(body: bytes) -> str | None:
+    """The message in the body of an error, in the form of either API."""
+    with suppress(ValueError, RecursionError):
+        match json.loads(body):
+            case {"message": str(message)} | {"error": {"message": str(message)}}:
+                return message
+    return None
