@@ -192,24 +192,34 @@ async def test_a_session_that_lives_again_stays_on_a_worker_that_comes_back() ->
 
 
 @pytest.mark.parametrize("is_known_late", [False, True])
-async def test_kv_that_nobody_told_of_during_an_outage_is_released_after_it(is_known_late: bool) -> None:
+async def test_kv_that_nobody_told_of_during_an_outage_is_released_after_it(
+    is_known_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The session ends before this replica follows the shared state again, or before the worker has published again."""
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
     holding = worker("d2", held_tokens={KEY: 64})
     async with Replica(state, "always-local") as replica:
         await replica.round()
+        may_connect, connect = asyncio.Event(), replica.view._connect
+
+        async def connect_later() -> None:
+            await may_connect.wait()
+            await connect()
+
+        monkeypatch.setattr(replica.view, "_connect", connect_later)
         state.lose()
         await until(lambda: not replica.view.connected)
         if is_known_late:
             await replica.round(agent_context=FINAL)
             state.restore()
+            may_connect.set()
             await until(lambda: replica.view.connected)
             replica.ended._find_returned()  # its last view is the one before the outage
         else:
             state.restore()
             await MemoryStore(state).publish_worker(holding, 60.0)
             await replica.round(agent_context=FINAL)
-            assert not replica.view.connected
+            may_connect.set()
             await until(lambda: replica.view.connected)
         assert replica.workers.asked(RELEASE) == ["d1"]
         await MemoryStore(state).publish_worker(holding, 60.0)  # as workers do again and again
