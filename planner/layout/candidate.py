@@ -135,8 +135,9 @@ class Candidate:
         return rate < self.refused and carried_on_average(self.at(rate), self.attainment_level)
 
     def curve(self) -> list[tuple[float, Trial]]:
-        """The trials of the first seed by rate, ascending."""
-        return [(rate, trial) for (rate, seed), trial in sorted(self.trials.items(), key=_by_key) if not seed]
+        """The trials of the first of its seeds by rate, ascending."""
+        first = self.seeds[0] if self.seeds else 0
+        return [(rate, trial) for (rate, seed), trial in sorted(self.trials.items(), key=_by_key) if seed == first]
 
     def times(self, layout: Layout, factor: float) -> Candidate:
         """A layout of `factor` times as many replicas, with these trials at as many times their rates."""

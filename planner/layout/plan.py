@@ -160,30 +160,32 @@ class _Planner:
         return Plan(self._shown(), self._rate, self._has_fewest, self._trials.made, self._next, stopped)
 
     def _choose(self) -> None:
-        """Find the layouts to show, with their goodputs."""
+        """Find the layouts to show, and the goodput of the best one. Held-out seeds tell that of the fewest GPUs."""
         search = self._search
         self._has_fewest = not self._wishes.uses_all and search.fewest()
         if not self._has_fewest:
             search.most()
-        best, *others = search.best = search.best[: self._wishes.top]
-        seeds = (*CHOOSING, *HELD_OUT) if self._has_fewest else CHOOSING
+        search.best = search.best[: self._wishes.top]
+        best = search.best[0]
         start = self._rate if self._has_fewest else best.most
         if start:
+            seeds = HELD_OUT if self._has_fewest else CHOOSING
             search.search_goodputs([best], seeds, start, with_interval=True)
-            search.search_goodputs(others, CHOOSING, start, with_interval=True)
 
     def _add_figures(self) -> None:
-        """Simulate the layouts at the plan's rate, the best one with more load, and one with more GPUs."""
-        search, best = self._search, self._search.best[0]
+        """Simulate the best layout at the plan's rate, with more load and with more GPUs, and then the others."""
+        search, (best, *others) = self._search, self._search.best
         if not self._rate:
             self._choose_rate(best)
-        for each in search.best:
-            search.try_at([each], self._rate, each.seeds, for_figures=True)
+        search.try_at([best], self._rate, best.seeds, for_figures=True)
         search.try_at([best], MORE_LOAD * self._rate, best.seeds, for_figures=True)
         present = best.layout.gpus if self._has_fewest else self._case.gpus
         if (larger := search.with_more_gpus(best, present)) is not None:
-            search.try_at([larger], self._rate, CHOOSING, for_figures=True)
+            search.try_at([larger], self._rate, larger.seeds, for_figures=True)
             self._next = NextStep(min(self._case.degrees), larger, larger.gain_over(best))
+        seeds = CHOOSING[:1] if self._has_fewest else CHOOSING
+        search.search_goodputs(others, seeds, self._rate, with_interval=True)
+        search.try_at(others, self._rate, seeds, for_figures=True)
 
     def _choose_rate(self, best: Candidate) -> None:
         """Take a round rate that the best layout carries as the plan's rate."""

@@ -124,7 +124,7 @@ class Search:
         larger = sorted(dict.fromkeys(found), key=lambda layout: -self._expected.bound(layout))[:FINALISTS]
         rate = _JUST_ABOVE * best.most
         ranked = self._ranked([self._candidate(layout) for layout in larger], rate)[:1]
-        self.search_goodputs(ranked, best.seeds[: len(CHOOSING)], rate, with_interval=True)
+        self.search_goodputs(ranked, best.seeds, rate, with_interval=True)
         return ranked[0] if ranked else None
 
     def try_at(
@@ -151,7 +151,7 @@ class Search:
         while tasks := [task for each in candidates for task in self._next_tasks(each, groups, start)]:
             self._run(tasks, DECIDES)
         for each in candidates:
-            each.seeds = tuple(dict.fromkeys([*each.seeds, *seeds]))
+            each.seeds = tuple(seeds)
 
     def _next_tasks(
         self, candidate: Candidate, groups: Sequence[tuple[Sequence[int], float]], start: float

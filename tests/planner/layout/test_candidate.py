@@ -64,6 +64,8 @@ def test_copies_of_a_part_carry_as_many_times_its_rates() -> None:
     assert whole.most == 3 * 1.1
     assert whole.layout.gpus == 3
     assert whole.carries(3.0)
+    part.refused = 1.1
+    assert part.times(whole.layout, 3).most == 3 * 1.0
     whole.whole = LATE
     assert not whole.carries(3.0), "the simulation of the whole decides too"
     assert whole.attainment(3.0) == Figure(0.8, None, None, 1)

@@ -11,7 +11,7 @@ import pytest
 
 from ampd.types import Slo
 from planner.layout import plan as plan_module
-from planner.layout.candidate import CHOOSING
+from planner.layout.candidate import CHOOSING, HELD_OUT
 from planner.layout.layout import Layout
 from planner.layout.plan import INTERRUPTED, TIME_OVER, Plan, Wishes, make_plan, scale_of, whole_plan
 from planner.layout.trial import ONCE, TimeOverError, TrialTask
@@ -53,7 +53,8 @@ def test_the_fewest_gpus_that_carry_the_rate_whatever_the_number_of_processes() 
     assert plan.carries
     best = plan.layouts[0]
     assert best.layout.gpus == 1
-    assert len(best.at(plan.rate)) == len(best.seeds) == 6
+    assert best.seeds == HELD_OUT
+    assert len(best.at(plan.rate)) == 6
     assert best.most >= plan.rate == CASE.rate
     assert plan.next_step is not None
     assert plan.next_step.best.layout.gpus == 2
