@@ -41,15 +41,11 @@ _ROUNDING = 1e-9
 def write_report(path: Path, result: dict[str, Any]) -> None:
     """Write the report of a plan. Raises `RunError` if the file cannot be written."""
     layouts = result["layouts"]
-    sections = [
-        Section("Layouts, best first", head=_HEAD, rows=[_row(layout) for layout in layouts]),
-        Section("Why", text=result["explanation"]),
-        *_attainment(result),
-        _price(result),
-        _limits(layouts),
-        *_sensitivity(result),
-        _reproduction(result),
-    ]
+    why = Section("Why", text=result["explanation"])
+    sections = [why, _reproduction(result)]
+    if layouts:
+        best_first = Section("Layouts, best first", head=_HEAD, rows=[_row(layout) for layout in layouts])
+        sections = [best_first, why, *_attainment(result), _price(result), _limits(layouts), _reproduction(result)]
     slo, model = result["slo"], result["performance_model"]
     rate = rate_text(result["rate"])
     lead = (
@@ -80,8 +76,7 @@ def _carries(layout: dict[str, Any]) -> tuple[str, str]:
     """The goodput of a layout, and its interval."""
     if not layout["goodput"]:
         return "-", "-"
-    mean, interval = _figure(layout["goodput"])
-    return f"at least {mean}" if layout["goodput_is_least"] else mean, interval
+    return _figure(layout["goodput"])
 
 
 def _price(result: dict[str, Any]) -> Section:
@@ -118,35 +113,10 @@ def _limits(layouts: list[dict[str, Any]]) -> Section:
     return Section("What binds", head=head, rows=rows, is_list=True)
 
 
-def _sensitivity(result: dict[str, Any]) -> list[Section]:
-    """Attainment of the first layout if the circumstances differ; none without figures."""
-    if not result["variations"]:
-        return []
-    best, is_of_part = result["layouts"][0], result["scale"] > 1
-    # A part and the whole are judged by other simulations, so only figures of the same one are compared.
-    each_case = [] if is_of_part else [("as planned", best["attainment"], "-", best["meets_slo"])]
-    each_case += [
-        (each["name"], each["attainment"], format_share(each["sessions_in_time"], 1), each["carries"])
-        for each in result["variations"]
-    ]
-    rows = [
-        [name, *_figure(share, 100, "%"), in_time, "yes" if carries else "no"]
-        for name, share, in_time, carries in each_case
-    ]
-    head = ("", "rounds attained", "95 % interval", "sessions in time", "carried")
-    text = [f"At {rate_text(result['rate'])} sessions/s and with the best layout, if the rest is as planned."]
-    if is_of_part:
-        text.append(
-            f"All lines of this table are simulations of 1/{result['scale']} of the cluster, so they are not "
-            "comparable with the first table."
-        )
-    return [Section("If the circumstances differ", text=text, head=head, rows=rows, is_half=True)]
-
-
 def _reproduction(result: dict[str, Any]) -> Section:
     text = [
         result["command"],
-        f"AMPD {result['version']}, seed {result['seed']}, {result['trials']} simulations or searches of goodput. "
+        f"AMPD {result['version']}, seed {result['seed']}, {result['trials']} simulations. "
         f"Variables AMPD_* of the environment count as flags. {_end(result)}",
         f"Policies: {result['routing']} (routing), {result['ordering']} (ordering), {result['slicing']} (slicing).",
     ]
@@ -155,17 +125,9 @@ def _reproduction(result: dict[str, Any]) -> Section:
 
 def _end(result: dict[str, Any]) -> str:
     """How the simulations ended, which decides whether another run gives the same plan."""
-    another = "Another run may therefore find another layout."
-    if result["stopped"] and result["is_decided"]:
-        return (
-            f"The simulations ended early, because {result['stopped']}. The search itself was complete, so another run "
-            "finds the same layout with the same trace. It may have more figures."
-        )
     if result["stopped"]:
-        return f"The simulations ended early, because {result['stopped']}. {another}"
-    if not result["is_decided"]:
-        return f"The search or the comparison of its best layouts was cut short by the time (--budget-s). {another}"
-    return "They came to their end, so this command gives the same plan again with the same trace."
+        return f"The search ended early, because {result['stopped']}, so another run may find another layout."
+    return "The search came to its end, so this command gives the same plan again with the same trace."
 
 
 def _times(reserve: float | None) -> str:

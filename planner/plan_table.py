@@ -13,7 +13,9 @@ _HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "mean ITL P95", "l
 
 
 def plan_table(result: dict[str, Any]) -> str:
-    """The text of a plan. `result`: as `ampd plan --json` prints it."""
+    """The text of a plan. `result`: as `ampd plan --json` prints it. Without a layout it has the explanation only."""
+    if not result["layouts"]:
+        return "\n".join(result["explanation"])
     has_price = result["gpu_price"] is not None
     head = (*_HEAD, "per hour") if has_price else _HEAD
     table = [head, *(_row(layout) for layout in result["layouts"])]
@@ -34,12 +36,11 @@ def plan_table(result: dict[str, Any]) -> str:
 
 def _row(layout: dict[str, Any]) -> tuple[str, ...]:
     simulated, goodput = layout["simulated"], layout["goodput"]
-    least = "at least " if layout["goodput_is_least"] else ""
     price = [f"{layout['price_per_hour']:.2f}"] if "price_per_hour" in layout else []
     return (
         layout_label(layout),
         str(layout["gpus"]),
-        "-" if goodput is None else f"{least}{format_number(goodput['mean'])}/s",
+        "-" if goodput is None else f"{format_number(goodput['mean'])}/s",
         format_share(layout["attainment"]["mean"]),
         f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
         f"{(simulated['mean_itl_s']['p95'] or 0) * 1e3:.1f} ms",

@@ -39,11 +39,6 @@ def scaled(layout: Layout, factor: int) -> Layout:
     return layout_of(Counter({key: factor * count for key, count in counts_of(layout).items()}))
 
 
-def grown(layout: Layout, factor: float) -> Layout:
-    """A layout of about `factor` times as many replicas, of each kind at least one more."""
-    return layout_of(Counter({key: max(round(factor * count), count + 1) for key, count in counts_of(layout).items()}))
-
-
 def filled(layout: Layout, degrees: Sequence[int], most_gpus: int, bound: Callable[[Layout], float]) -> Layout:
     """The layout with further replicas of its roles, as long as there are GPUs for one that raises the bound.
 
@@ -57,11 +52,6 @@ def filled(layout: Layout, degrees: Sequence[int], most_gpus: int, bound: Callab
         if not able:
             return layout
         layout = max(able, key=bound)
-
-
-def is_part(layout: Layout, whole: Layout) -> bool:
-    """Whether the other layout has all of these replicas in the same roles."""
-    return counts_of(layout) <= counts_of(whole)
 
 
 def counts_of(layout: Layout) -> Counts:

@@ -1,108 +1,34 @@
-"""A plan: its layouts with their figures, and how it was found."""
+"""The plan: the layouts that simulations found best, and what the next GPUs would buy.
+
+The best layout is the one with the fewest GPUs that carries the rate. With `--use-all` it is the layout of all GPUs
+that carries most. That layout is also shown if no layout carries the rate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+import time
+from dataclasses import dataclass, replace
+from math import ceil, floor, log10
+from typing import NamedTuple
 
-from planner.layout.appraisal import Appraised, Figure, Varied
-from planner.layout.demand import Demand
-from planner.layout.layout import Layout
-from planner.layout.trials import BUDGET_S
+from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, Figure
+from planner.layout.case import PlanCase
+from planner.layout.costs import costs_of
+from planner.layout.fluid import fewest_gpus
+from planner.layout.neighbours import filled, scaled
+from planner.layout.search import Search
+from planner.layout.trial import ONCE, TimeOverError, TrialTask
+from planner.layout.trials import BUDGET_S, Trials
 
-INTERRUPTED = "it was interrupted"
-
-
-def time_over(budget_s: float, share: float = 1.0) -> str:
-    """Why a search ended early; `share`: the part of the budget that it had."""
-    if share < 1:
-        return f"the time for the search was over ({share:.0%} of --budget-s {budget_s:g})"
-    return f"the time was over (--budget-s {budget_s:g})"
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """More GPUs, the best layout with them, and how much more it carries.
-
-    Attributes:
-        gain: sessions per second, seed by seed.
-    """
-
-    more_gpus: int
-    best: Appraised
-    gain: Figure
-
-
-@dataclass(frozen=True, slots=True)
-class GoodputPlan:
-    """The layouts, best first, with their figures.
-
-    Attributes:
-        has_fewest_gpus: the first layout is the smallest that was found to carry the rate. Else it carries the most.
-        rate: sessions per second that the layouts were checked at.
-        next_step: None: no gain is known, for example because no rate that was tried was too high for a layout.
-        variations: the best layout under other circumstances. Those of a part begin with the part as planned.
-        stopped: why the simulations ended early; empty: they ended as planned.
-        is_decided: the search had ended before the simulations were stopped, so only figures are missing. False also
-            if the time was over before layouts that may carry as much were told apart.
-        trials: how many simulations, or searches of goodput, were made.
-        scale: the search was made for this part of the cluster and of the rate (2: one half), because whole ones are
-            too large. `variations` are of this part. So are goodput and `next_step`, times `copies`.
-        copies: of the part, which the first layout consists of: `scale`, or as many as carry the rate.
-        is_checked: the whole cluster was simulated. Else all figures are for the part that was searched.
-        filled_gpus: GPUs that remained beside the parts and got replicas too.
-        is_estimated: the search ended before a layout was found to carry the rate. The first one is a guess with a
-            reserve.
-        is_untried: the search for the most goodput ended before a layout was found to carry any rate.
-        none_carries: the search of a layout that carries the rate had ended without one before the simulations were
-            stopped.
-        tied: layouts that are not shown to carry less than the first one, where the most goodput was searched.
-        fuller: a layout of more GPUs than the first one, and what its simulations showed, where GPUs are left although
-            as many as possible are wanted.
-        carried_rate: sessions per second that the first layout carried in a short trial, where `none_carries`; 0: it is
-            not known.
-        is_enlarged: the first layout has more copies than its part's goodput asks for, because the whole did not carry
-            the rate with fewer.
-        is_settled: the number of copies was searched to its end. Else the first layout carries the rate, and fewer
-            copies may do too, or it fails, and more may carry it.
-    """
-
-    layouts: list[Appraised]
-    rate: float
-    attainment: float
-    demand: Demand
-    variations: list[Varied]
-    next_step: NextStep | None
-    stopped: str
-    trials: int
-    has_fewest_gpus: bool = False
-    is_decided: bool = True
-    scale: int = 1
-    copies: float = 1.0
-    is_checked: bool = True
-    is_estimated: bool = False
-    is_untried: bool = False
-    none_carries: bool = False
-    carried_rate: float = 0.0
-    is_enlarged: bool = False
-    is_settled: bool = True
-    filled_gpus: int = 0
-    fuller: tuple[Layout, str] | None = None
-    tied: Sequence[Layout] = ()
-
-    @property
-    def carries(self) -> bool:
-        """Whether the best layout carries the rate."""
-        return self.layouts[0].carries_rate
-
-
-def by_goodput(layouts: Sequence[Appraised]) -> list[Appraised]:
-    """Those that carry the rate first, then those that carry most, by the figures that a plan shows."""
-
-    def rank(appraised: Appraised) -> tuple[bool, float]:
-        return not appraised.carries_rate, -appraised.goodput.mean if appraised.goodput is not None else 0.0
-
-    return sorted(layouts, key=rank)
+MORE_LOAD = 1.2
+"""The best layout is simulated at this many times the plan's rate too."""
+_MOST_GPUS = 24
+"""Layouts are tried for a part of a cluster that needs more GPUs than these."""
+_PART_SHARE = 0.8
+"""Of the budget, for the part. The rest is for the simulation of the whole."""
+_ROUNDINGS = 3
+"""Most tries to find a round rate below the goodput that is carried too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +40,180 @@ class Wishes:
         top: layouts to show.
         jobs: processes; None: one per core.
         budget_s: seconds for the simulations.
-        search_share, figures_share: the shares of them after which the search ends, and after which no figures are
-            added to a layout that was chosen.
-        scale: of how many such parts the cluster consists.
     """
 
     uses_all: bool = False
     top: int = 3
     jobs: int | None = None
     budget_s: float = BUDGET_S
-    search_share: float = 1.0
-    figures_share: float = 1.0
+
+
+class NextStep(NamedTuple):
+    """More GPUs, the best layout with them, and how many more sessions per second it carries."""
+
+    more_gpus: int
+    best: Candidate
+    gain: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Layouts with their trials.
+
+    Attributes:
+        layouts: best first; empty: no layout carries any rate.
+        rate: sessions per second at which they were simulated.
+        has_fewest_gpus: the first layout is the smallest that carries the rate. Else it carries the most.
+        trials: how many simulations were made.
+        next_step: None: it is not known.
+        stopped: why the simulations ended early; empty: they did not.
+        scale: the layouts are this many times one that was planned for such a part of the GPUs and of the rate.
+    """
+
+    layouts: list[Candidate]
+    rate: float
+    has_fewest_gpus: bool
+    trials: int
+    next_step: NextStep | None = None
+    stopped: str = ""
     scale: int = 1
+
+    @property
+    def carries(self) -> bool:
+        """Whether the best layout carries the rate."""
+        return bool(self.layouts) and self.layouts[0].carries(self.rate)
+
+
+def make_plan(case: PlanCase, wishes: Wishes) -> Plan:
+    """Plan. When the time is over, and after Ctrl-C, the plan has what was found until then."""
+    end_s = time.monotonic() + wishes.budget_s
+    scale = scale_of(case, uses_all=wishes.uses_all)
+    part = replace(case, gpus=case.gpus // scale, rate=case.rate / scale)
+    if scale > 1:
+        print(f"searching layouts for 1/{scale} of the {case.gpus} GPUs", file=sys.stderr)
+    with Trials(part, wishes.jobs, wishes.budget_s * (_PART_SHARE if scale > 1 else 1.0)) as trials:
+        plan = _Planner(part, wishes, trials).plan()
+    if scale == 1 or not plan.layouts:
+        return plan
+    with Trials(case, wishes.jobs, end_s - time.monotonic()) as trials:
+        return whole_plan(case, plan, scale, trials)
+
+
+def scale_of(case: PlanCase, *, uses_all: bool) -> int:
+    """The part of a cluster that layouts are tried for, as its denominator."""
+    gpus = case.gpus
+    if not uses_all:
+        gpus = fewest_gpus(costs_of(case).with_queues(), gpus, case.rate) or gpus
+    return max(ceil(gpus / _MOST_GPUS), 1)
+
+
+def whole_plan(case: PlanCase, part: Plan, scale: int, trials: Trials) -> Plan:
+    """The plan of a part, multiplied. The best layout is simulated once as a whole."""
+    rate = part.rate * scale
+    layouts = [each.times(scaled(each.layout, scale), scale) for each in part.layouts]
+    best = layouts[0]
+    if not part.has_fewest_gpus:
+        # The part may leave GPUs, which get further replicas of the same roles.
+        best.layout = filled(best.layout, case.degrees, case.gpus, costs_of(case).with_queues().bound)
+    step, stopped = part.next_step, part.stopped
+    if step is not None:
+        larger = step.best.times(scaled(step.best.layout, scale), scale)
+        step = NextStep(step.more_gpus * scale, larger, step.gain.times(scale))
+    if stopped != INTERRUPTED:
+        try:
+            task = TrialTask(best.layout, rate, ONCE, case.options.seed, None, keeps_result=True)
+            ((_, best.whole),) = trials.run([task])
+        except TimeOverError:
+            stopped = stopped or TIME_OVER
+        except KeyboardInterrupt:
+            stopped = INTERRUPTED
+    made = part.trials + trials.made
+    return replace(part, layouts=layouts, rate=rate, trials=made, next_step=step, stopped=stopped, scale=scale)
+
+
+INTERRUPTED = "it was interrupted"
+TIME_OVER = "the time was over (--budget-s)"
+
+
+class _Planner:
+    """One plan in the making."""
+
+    def __init__(self, case: PlanCase, wishes: Wishes, trials: Trials) -> None:
+        self._case, self._wishes, self._trials = case, wishes, trials
+        self._search = Search(case, trials)
+        self._has_fewest = False
+        self._rate = case.rate
+        self._next: NextStep | None = None
+
+    def plan(self) -> Plan:
+        stopped = ""
+        try:
+            self._choose()
+            if self._search.best[0].most:
+                self._add_figures()
+        except TimeOverError:
+            stopped = TIME_OVER
+        except KeyboardInterrupt:
+            if not self._search.best:
+                raise
+            stopped = INTERRUPTED
+        return Plan(self._shown(), self._rate, self._has_fewest, self._trials.made, self._next, stopped)
+
+    def _choose(self) -> None:
+        """Find the layouts to show, and the goodput of the best one. Held-out seeds tell that of the fewest GPUs."""
+        search = self._search
+        self._has_fewest = not self._wishes.uses_all and search.fewest()
+        if not self._has_fewest:
+            search.most()
+        search.best = search.best[: self._wishes.top]
+        best = search.best[0]
+        start = self._rate if self._has_fewest else best.most
+        if start:
+            seeds = HELD_OUT if self._has_fewest else CHOOSING
+            search.search_goodputs([best], seeds, start, with_interval=True)
+
+    def _add_figures(self) -> None:
+        """Simulate the best layout at the plan's rate, with more load and with more GPUs, and then the others."""
+        search, (best, *others) = self._search, self._search.best
+        if not self._rate:
+            self._choose_rate(best)
+        search.try_at([best], self._rate, best.seeds, for_figures=True)
+        search.try_at([best], MORE_LOAD * self._rate, best.seeds, for_figures=True)
+        present = best.layout.gpus if self._has_fewest else self._case.gpus
+        if (larger := search.with_more_gpus(best, present)) is not None:
+            search.try_at([larger], self._rate, larger.seeds, for_figures=True)
+            self._next = NextStep(min(self._case.degrees), larger, larger.gain_over(best))
+        seeds = CHOOSING[:1] if self._has_fewest else CHOOSING
+        search.search_goodputs(others, seeds, self._rate, with_interval=True)
+        search.try_at(others, self._rate, seeds, for_figures=True)
+
+    def _choose_rate(self, best: Candidate) -> None:
+        """Take a round rate that the best layout carries as the plan's rate."""
+        for _ in range(_ROUNDINGS):
+            self._rate = _rounded_down(best.most)
+            self._search.try_at([best], self._rate, best.seeds, for_figures=True)
+            # The rate may fail, although a higher one was carried. Then the goodput is lower.
+            if not best.most or best.most >= self._rate:
+                return
+
+    def _shown(self) -> list[Candidate]:
+        """The layouts with their figures. If the time was over before the best one had any, it gets a simulation."""
+        best, *others = self._search.best[: self._wishes.top]
+        if best.seeds and not best.most:
+            return []
+        self._rate = self._rate or _rounded_down(best.most or self._search.expected_rate(best.layout))
+        if not _has_result(best, self._rate):
+            task = replace(self._search.short_task(best), rate=self._rate, margin=None, keeps_result=True)
+            best.first = self._trials.make(task)
+        return [best, *(each for each in others if _has_result(each, self._rate))]
+
+
+def _has_result(candidate: Candidate, rate: float) -> bool:
+    trials = candidate.at(rate)
+    return bool(trials) and trials[0].result is not None
+
+
+def _rounded_down(rate: float) -> float:
+    """A positive rate to two significant digits."""
+    step = 10.0 ** (floor(log10(rate)) - 1)
+    return round(floor(rate / step) * step, 12)

@@ -52,7 +52,7 @@ class _Begun(NamedTuple):
 
 
 def steady_load(
-    population: Population, rate: float, seconds: float, speed: float, seed: int, *, most_tokens: int, tokens: float
+    population: Population, rate: float, seconds: float, speed: float, seed: int, *, most_tokens: int
 ) -> Load:
     """The load of a trial.
 
@@ -61,24 +61,23 @@ def steady_load(
         seconds: how long sessions arrive.
         speed: time of the rounds in progress, as a share of their targets.
         most_tokens: a session whose context was longer is not in progress, because it was refused; 0: unlimited.
-        tokens: factor of the prompts' new tokens.
     """
     sessions: dict[str, Served] = {}
     under_way: dict[str, UnderWay] = {}
     begun = _in_progress(population, rate, speed, random.Random(f"{seed}/in-progress"))
     # The memory evicts the session that was used least recently, so the order is that of their last use.
     for number, each in enumerate(sorted(begun, key=lambda each: each.used_s)):
-        session = longer(each.life.session, tokens)
+        session = each.life.session
         contexts = _contexts_tokens(session)[: each.number]
         if not 0 < most_tokens < max(contexts):
             name = f"begun-{number}"
-            sessions[name] = _served(each.life, session, name, each.number, each.sent_s)
+            sessions[name] = _served(each.life, name, each.number, each.sent_s)
             under_way[name] = UnderWay(contexts[-1], is_idle=True)
     draws, gaps = population.draws(random.Random(f"{seed}/draws")), random.Random(f"{seed}/arrivals")
     now_s, number = gaps.expovariate(rate), 0
     while now_s < seconds:
         life, name, number = next(draws), f"new-{number}", number + 1
-        sessions[name] = _served(life, longer(life.session, tokens), name, 0, now_s)
+        sessions[name] = _served(life, name, 0, now_s)
         now_s += gaps.expovariate(rate)
     return Load(sessions, under_way)
 
@@ -107,7 +106,8 @@ def _in_progress(population: Population, rate: float, speed: float, rng: random.
             point_s = (number + rng.random()) * part_s
 
 
-def _served(life: Life, session: Session, name: str, index: int, sent_s: float) -> Served:
+def _served(life: Life, name: str, index: int, sent_s: float) -> Served:
+    session = life.session
     left = session.model_copy(update={"session_id": name, "arrival_s": sent_s, "rounds": session.rounds[index:]})
     return Served(left, life.rounds_s[index:], life.seconds(), index)
 
@@ -116,17 +116,3 @@ def _contexts_tokens(session: Session) -> list[int]:
     """The context after each round."""
     rounds = zip(session.prompts_tokens(), session.rounds, strict=True)
     return [history + increment + item.output_tokens for (history, increment), item in rounds]
-
-
-def longer(session: Session, factor: float) -> Session:
-    """The session with longer prompts. The part of the context that a round keeps grows as much."""
-    if factor == 1.0:
-        return session
-    rounds = []
-    context = 0
-    for item, (hist, _) in zip(session.rounds, session.prompts_tokens(), strict=True):
-        kept = None if item.keep_tokens is None else min(round(hist * factor), context)
-        grown = item.model_copy(update={"incr_tokens": max(round(item.incr_tokens * factor), 1), "keep_tokens": kept})
-        context = (context if kept is None else kept) + grown.incr_tokens + grown.output_tokens
-        rounds.append(grown)
-    return session.model_copy(update={"rounds": tuple(rounds)})

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from ampd.perf.model import PerformanceModel
-from ampd.perf.scaled import ScaledModel
 from planner.layout.case import PlanCase
 from planner.layout.counting import Counts, Limits, RoundCounts, Span, TimeOverError, TooManyMissedError
 from planner.layout.layout import Layout
@@ -65,7 +63,7 @@ SHORT = Horizon(30.0, 1.0, 40, 600)
 LONG = Horizon(100.0, 6.0, 100, 4000)
 """Of the figures that a plan shows. Sessions that are left behind become many only after several lifetimes."""
 ONCE = Horizon(30.0, 1.0, 300, 1500)
-"""Of the single check of a cluster that is too large for longer trials."""
+"""Of the single simulation of a cluster that is too large for longer ones."""
 
 _SPEED = 0.8
 """How long rounds in progress take when a trial begins, as a share of their targets.
@@ -80,25 +78,6 @@ RANKS = 0.15
 """Of layouts that are compared: until it stops, a trial that fails still tells which layout is better."""
 DECIDES = 0.05
 """Where only the answer counts, and by how much it is missed near the highest rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variation:
-    """How a trial differs from the case.
-
-    Attributes:
-        rate: factor of the session rate.
-        seconds: factor of the times of the engines. The policies still predict with the model's times.
-        tokens: factor of the prompts' new tokens.
-    """
-
-    name: str = "as planned"
-    rate: float = 1.0
-    seconds: float = 1.0
-    tokens: float = 1.0
-
-
-AS_PLANNED = Variation()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +135,6 @@ class TrialTask:
     seed: int
     margin: float | None = RANKS
     keeps_result: bool = False
-    variation: Variation = AS_PLANNED
 
     def run(self, case: PlanCase, over_s: float = inf) -> Trial:
         """Simulate.
@@ -165,7 +143,7 @@ class TrialTask:
             TimeOverError: the monotonic clock is at `over_s`, and the simulation has not ended.
         """
         population = population_of(case.sessions, case.slo)
-        rate = min(self.rate * self.variation.rate, _MOST_ROUNDS * self.layout.gpus / population.rounds)
+        rate = min(self.rate, _MOST_ROUNDS * self.layout.gpus / population.rounds)
         span = self.horizon.span(population, rate)
         load = self._load(case, population, rate, span.end_s)
         limits = None if self.margin is None else Limits.of(case.attainment, self.margin)
@@ -187,9 +165,7 @@ class TrialTask:
         capacities = [case.kv_capacity_tokens[degree] for degree, _ in owners]
         limits = [max(capacities) if all(capacities) else 0, case.model.profile.max_context_tokens or 0]
         most_tokens = min((limit for limit in limits if limit), default=0)
-        return steady_load(
-            population, rate, seconds, _SPEED, self.seed, most_tokens=most_tokens, tokens=self.variation.tokens
-        )
+        return steady_load(population, rate, seconds, _SPEED, self.seed, most_tokens=most_tokens)
 
     def _simulated(
         self,
@@ -202,12 +178,11 @@ class TrialTask:
         return simulate(
             [served.session for served in load.sessions.values()],
             case.cluster_of(self.layout),
-            _slower(case.model, self.variation.seconds),
+            case.model,
             case.new_policies(),
             case.slo,
             replace(case.options, under_way=load.under_way, until_s=until_s, gaps_from_s=gaps_from_s),
             on_round=on_round,
-            belief=case.model,
         )
 
 
@@ -233,7 +208,3 @@ def _result(
     # With the rounds that are still under way and past their targets, as in the figures of the trial.
     result["attainment"]["rounds"] = met
     return result
-
-
-def _slower(model: PerformanceModel, factor: float) -> PerformanceModel:
-    return model if factor == 1.0 else ScaledModel(model, prefill=factor, decode=factor)

@@ -2,61 +2,47 @@
 
 import pytest
 
-from planner.layout.appraisal import Appraised, Figure
-from planner.layout.demand import Demand
+from planner.layout.candidate import Candidate
 from planner.layout.layout import Layout
-from planner.layout.plan import GoodputPlan
 from planner.layout.trial import Trial
-from planner.plan_result import _cost, _point
+from planner.plan_result import _cost, _curve
 from planner.plan_settings import PlanSettings
+
+FOUR = Layout((), ((4, 1),))
+
+
+def simulated(met: float) -> Trial:
+    return Trial(met, 1 - met, 0.0, 1.0, most=met)
 
 
 def test_a_trial_that_was_stopped_says_what_it_attains_at_most() -> None:
-    whole, stopped = Trial(0.95, 0.05, 0.0, 1.0, most=0.95), Trial(0.3, 0.5, 0.0, 0.0, is_whole=False, most=0.85)
-    appraised = Appraised(Layout((), ((1, 1),)), Figure.of([0.95]), True, None, [], {})
-    assert _point(appraised, 2.0, whole, 0.9) == {
-        "rate": 2.0,
-        "attainment": 0.95,
-        "sessions_in_time": 1.0,
-        "is_most": False,
-        "carries": True,
-    }
-    assert _point(appraised, 3.0, stopped, 0.8) == {
-        "rate": 3.0,
-        "attainment": 0.85,
-        "sessions_in_time": 0.0,
-        "is_most": True,
-        "carries": False,
-    }
+    stopped = Trial(0.3, 0.5, 0.0, 0.0, is_whole=False, most=0.85)
+    candidate = Candidate(FOUR, 0.8, {(3.0, 0): stopped, (2.0, 0): simulated(0.95), (2.0, 1): simulated(0.1)})
+    assert _curve(candidate) == [
+        {"rate": 2.0, "attainment": 0.95, "sessions_in_time": 1.0, "is_most": False, "carries": True},
+        {"rate": 3.0, "attainment": 0.85, "sessions_in_time": 0.0, "is_most": True, "carries": False},
+    ]
+
+
+def test_all_seeds_decide_which_rates_of_the_curve_are_carried() -> None:
+    candidate = Candidate(FOUR, 0.9, {(2.0, 0): simulated(0.95), (2.0, 1): simulated(0.1)}, (0, 1))
+    assert [point["carries"] for point in _curve(candidate)] == [False]
 
 
 @pytest.mark.parametrize(
-    ("carries", "goodput", "hours"),
+    ("trials", "seeds", "hours"),
     [
-        (True, 20.0, 4 / 10 / 3.6),
-        (True, None, 4 / 10 / 3.6),
-        (False, 5.0, 4 / 5 / 3.6),
-        (False, 0.0, None),
-        (False, None, None),
+        ({(10.0, 0): 0.95, (20.0, 0): 0.95}, (0,), 4 / 10 / 3.6),
+        ({(10.0, 0): 0.95}, (), 4 / 10 / 3.6),
+        ({(5.0, 0): 0.95, (10.0, 0): 0.5}, (0,), 4 / 5 / 3.6),
+        ({(5.0, 0): 0.5, (10.0, 0): 0.5}, (0,), None),
+        ({(10.0, 0): 0.5}, (), None),
     ],
 )
-@pytest.mark.parametrize("is_least", [False, True])
 def test_gpu_hours_are_of_sessions_that_the_layout_carries(
-    carries: bool, goodput: float | None, hours: float | None, is_least: bool
+    trials: dict[tuple[float, int], float], seeds: tuple[int, ...], hours: float | None
 ) -> None:
-    figure = None if goodput is None else Figure.of([goodput])
-    appraised = Appraised(Layout((), ((4, 1),)), Figure.of([0.95]), carries, figure, [], {}, is_least)
-    assert hours_of(appraised) == (None if hours is None else pytest.approx(hours))
-
-
-def test_gpu_hours_of_a_layout_that_carries_the_rate_are_not_of_a_lower_bound_below_it() -> None:
-    appraised = Appraised(Layout((), ((4, 1),)), Figure.of([0.95]), True, Figure.of([5.0]), [], {}, True)
-    assert hours_of(appraised) == pytest.approx(4 / 10 / 3.6)
-
-
-def hours_of(appraised: Appraised) -> float | None:
-    """Of 1000 sessions, at 10 sessions/s."""
-    plan = GoodputPlan([appraised], 10.0, 0.9, Demand(10.0, 1e5, 5e3), [], None, "", 1)
+    candidate = Candidate(FOUR, 0.9, {key: simulated(met) for key, met in trials.items()}, seeds)
     settings = PlanSettings(trace="tau-bench-airline", gpus=4, ttft=1.0, itl=0.1)
-    hours: float | None = _cost(appraised, plan, settings)["gpu_hours_per_1000_sessions"]
-    return hours
+    found = _cost(candidate, 10.0, settings)["gpu_hours_per_1000_sessions"]
+    assert found == (None if hours is None else pytest.approx(hours))

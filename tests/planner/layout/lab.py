@@ -1,12 +1,8 @@
 """A workload, and a case that is planned in moments."""
 
-from collections.abc import Iterable
-
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
-from planner.layout.agenda import Steps
 from planner.layout.case import PlanCase
-from planner.layout.trial import Trial, TrialTask
 from planner.simulator.options import SimulationOptions
 from workloads.generate import Lengths, generate
 from workloads.trace import Round, Session
@@ -28,15 +24,3 @@ CASE = PlanCase(
     slicing="whole",
     options=SimulationOptions(),
 )
-
-
-class MadeAtOnce:
-    """Trials that a test makes up: they are there as soon as a search asks for them."""
-
-    def trials(self, tasks: list[TrialTask]) -> list[Trial]:
-        raise NotImplementedError
-
-    def together(self, searches: Iterable[Steps]) -> None:
-        for steps in searches:
-            for tasks in steps:
-                self.trials(list(tasks))

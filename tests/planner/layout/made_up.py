@@ -1,22 +1,14 @@
-"""Made-up trials, and plans of a part of a large cluster, whose goodputs a test gives."""
+"""Made-up trials: a test says what each layout carries."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from planner.layout.appraisal import VARIATIONS, Appraised, Figure, Varied
-from planner.layout.demand import Demand
 from planner.layout.layout import Layout
-from planner.layout.plan import GoodputPlan
-from planner.layout.trial import Trial
+from planner.layout.trial import LONG, TimeOverError, Trial, TrialTask
 
-from .lab import CASE
-
-PART_RATE = 30.0
-"""Of the part, in sessions per second."""
-
-SEEN: dict[str, Any] = {
+SIMULATED: dict[str, Any] = {
     "rounds": 20,
     "sessions": 9,
     "errors": 0,
@@ -24,35 +16,42 @@ SEEN: dict[str, Any] = {
     "ttft_s": {"p95": 0.1},
     "mean_itl_s": {"p95": 0.01},
 }
-"""What sentences read of a simulation."""
-
-Goodputs = Mapping[Layout, float | None]
-"""Of a part's layouts, the best one first. None: it is not known yet."""
+"""What a plan reads of a simulation."""
 
 
-def simulated(met: float) -> Trial:
-    """A whole simulation in which all sessions end in time; `met`: the share of the rounds within both targets."""
-    return Trial(met, 1 - met, 0.0, 1.0, True, dict(SEEN), most=met)
+class MadeUpTrials:
+    """Trials that are there at once.
 
+    Args:
+        capacity: (layout, seed) -> the highest rate that is carried. Above it the share of met rounds falls.
+        most: trials until the time is over.
 
-def plan_of_part(goodputs: Goodputs, *, uses_all: bool = False, stopped: str = "") -> GoodputPlan:
-    """The plan of a part."""
-    return GoodputPlan(
-        [_appraised(layout, goodput) for layout, goodput in goodputs.items()],
-        PART_RATE,
-        CASE.attainment,
-        Demand(1.0, 1.0, 1.0),
-        [Varied(VARIATIONS[0], Figure(0.9, None, None, 1), True, 1.0)],
-        None,
-        stopped,
-        10,
-        has_fewest_gpus=not uses_all,
-        is_decided=None not in goodputs.values(),
-    )
+    Attributes:
+        tasks: those that were made.
+    """
 
+    def __init__(self, capacity: Callable[[Layout, int], float], most: int = 10**6) -> None:
+        self._capacity, self._most = capacity, most
+        self.tasks: list[TrialTask] = []
 
-def _appraised(layout: Layout, goodput: float | None) -> Appraised:
-    figure = None if goodput is None else Figure(goodput, goodput, goodput, 3)
-    curve = [(PART_RATE, Trial(0.95, 0.05, 0.0, 1.0, most=0.95))]
-    carries = goodput is None or goodput >= PART_RATE
-    return Appraised(layout, Figure(0.95, None, None, 1), carries, figure, curve, dict(SEEN))
+    @property
+    def made(self) -> int:
+        return len(self.tasks)
+
+    def run(self, tasks: Sequence[TrialTask]) -> Iterator[tuple[TrialTask, Trial]]:
+        for task in tasks:
+            if self.made >= self._most:
+                raise TimeOverError
+            yield task, self.make(task)
+
+    def make(self, task: TrialTask) -> Trial:
+        self.tasks.append(task)
+        met = max(min(0.9 * self._capacity(task.layout, task.seed) / task.rate, 1.0), 0.0)
+        return Trial(met, 1 - met, 0.0, 1.0, True, dict(SIMULATED) if task.keeps_result else None, most=met)
+
+    def show(self, best: str) -> None:
+        pass
+
+    def rates(self, layout: Layout) -> list[float]:
+        """The rates at which long trials of a layout were made."""
+        return [task.rate for task in self.tasks if task.layout == layout and task.horizon == LONG]

@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from planner.layout.population import Life, Population
-from planner.layout.steady_load import Load, longer, steady_load
+from planner.layout.steady_load import Load, steady_load
 from workloads.trace import Round, Session
 
 from .lab import SESSIONS, SLO
@@ -16,8 +16,8 @@ POPULATION = Population.of(SESSIONS, SLO)
 RATE, SECONDS = 20.0, 30.0
 
 
-def load(seed: int = 0, *, most_tokens: int = 0, speed: float = 0.5, tokens: float = 1.0) -> Load:
-    return steady_load(POPULATION, RATE, SECONDS, speed, seed, most_tokens=most_tokens, tokens=tokens)
+def load(seed: int = 0, *, most_tokens: int = 0, speed: float = 0.5) -> Load:
+    return steady_load(POPULATION, RATE, SECONDS, speed, seed, most_tokens=most_tokens)
 
 
 def test_as_many_sessions_are_in_progress_as_the_rate_and_their_lives_give() -> None:
@@ -65,22 +65,8 @@ def test_sessions_with_a_longer_context_than_any_replica_takes_are_not_in_progre
 def test_the_context_that_was_used_last_goes_last() -> None:
     rounds = (Round(incr_tokens=1, output_tokens=1), Round(incr_tokens=1, output_tokens=1, tool_s=100.0))
     lone = Population.of([Session(session_id="s", arrival_s=0.0, rounds=rounds)], SLO)
-    made = steady_load(lone, 5.0, 1.0, 0.5, 0, most_tokens=0, tokens=1.0)
+    made = steady_load(lone, 5.0, 1.0, 0.5, 0, most_tokens=0)
     # All of them are in the same tool, so the one that comes back first was used first.
     sent_s = [made.sessions[name].session.arrival_s for name in made.under_way]
     assert len(sent_s) > 100
     assert sent_s == sorted(sent_s)
-
-
-def test_longer_prompts_keep_the_part_of_the_context_that_is_kept() -> None:
-    rounds = (
-        Round(incr_tokens=100, output_tokens=10),
-        Round(incr_tokens=40, output_tokens=10, keep_tokens=50),
-        Round(incr_tokens=20, output_tokens=5),
-    )
-    session = Session(session_id="s", arrival_s=0.0, rounds=rounds)
-    grown = longer(session, 1.5)
-    assert [item.incr_tokens for item in grown.rounds] == [150, 60, 30]
-    assert grown.rounds[1].keep_tokens == 75
-    assert Session.model_validate(grown.model_dump()) == grown
-    assert longer(session, 1.0) is session

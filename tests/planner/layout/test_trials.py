@@ -1,4 +1,4 @@
-"""Trials are made once, in processes or here, and not after the time is over."""
+"""Trials are made in processes or here, and not after the time is over."""
 
 from __future__ import annotations
 
@@ -19,32 +19,18 @@ TASKS = [TrialTask(Layout((), ((degree, 1),)), 20.0, SHORT, 0) for degree in CAS
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_trials")
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_results_come_in_the_order_of_the_tasks_and_are_kept(jobs: int) -> None:
-    expected = [task.run(CASE) for task in TASKS]
+def test_each_task_comes_with_its_outcome(jobs: int) -> None:
     with Trials(CASE, jobs, 1e6) as trials:
-        assert trials.trials([*TASKS, *TASKS]) == expected * 2
+        assert dict(trials.run(TASKS)) == {task: task.run(CASE) for task in TASKS}
         assert trials.made == len(TASKS)
-        assert trials.known(TASKS[0]) == trials.make(TASKS[0]) == expected[0]
-        assert trials.made == len(TASKS)
-        # One that ran to its end is the same, whenever it would have stopped. Its result was not kept.
-        assert trials.known(replace(TASKS[0], margin=None)) == expected[0]
-        assert trials.known(replace(TASKS[0], keeps_result=True)) is None
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_nothing_is_awaited_after_the_time_is_over_but_a_trial_can_be_made(jobs: int) -> None:
     with Trials(CASE, jobs, 0.0) as trials:
         with pytest.raises(TimeOverError):
-            trials.trials(TASKS)
+            list(trials.run(TASKS))
         assert trials.make(TASKS[0]) == TASKS[0].run(CASE)
-
-
-def test_the_time_can_be_made_shorter_and_never_longer() -> None:
-    with Trials(CASE, 1, 1e6) as trials:
-        trials.end_at(0.0)
-        trials.end_at(1e6)
-        with pytest.raises(TimeOverError):
-            trials.trials(TASKS)
 
 
 @pytest.mark.slow
@@ -55,7 +41,7 @@ def test_trials_that_still_run_are_ended_when_the_time_is_over(jobs: int) -> Non
     before = set(multiprocessing.active_children())
     with Trials(CASE, jobs, 0.5) as trials:
         with pytest.raises(TimeOverError):
-            trials.trials(long)
+            list(trials.run(long))
         assert set(multiprocessing.active_children()) <= before
 
 

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from ampd.cli.main import main as ampd
-from planner.layout import goodput_search
 from planner.layout.layout import Layout
+from planner.layout.search import Search
 from tests.k8s.pod_lab import PodLab
 from tests.k8s.rendering import rendered
 from tests.k8s.test_no_gpu import ask
@@ -45,7 +45,7 @@ def test_the_processes_of_a_plan_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Workers of both roles are wanted, whatever a search would choose.
-    monkeypatch.setattr(goodput_search.Search, "estimated", lambda _: Layout(((1, 1),), ((1, 1),)))
+    monkeypatch.setattr(Search, "_guess", lambda _: Layout(((1, 1),), ((1, 1),)))
     trace, manifest = tmp_path / "trace.jsonl", tmp_path / "plan.yaml"
     rounds = [{"incr_tokens": 40, "output_tokens": 5}]
     trace.write_text("\n".join(json.dumps({"session_id": f"s{n}", "arrival_s": n, "rounds": rounds}) for n in range(9)))

@@ -1,0 +1,159 @@
+"""A layout with its trials, from which all of its figures are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+from statistics import fmean
+from typing import Any
+
+from planner.intervals import mean_interval
+from planner.layout.goodput import goodput
+from planner.layout.layout import Layout
+from planner.layout.trial import Trial
+from planner.sustained import IN_TIME
+
+CHOOSING, HELD_OUT = (0, 1, 2), (3, 4, 5)
+"""The seeds that choose layouts, and those with which a chosen one is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A mean over seeds with its 95 % interval by Student's t; None: one seed has no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], mean: float | None = None, least: float = 0.0, most: float = inf) -> Figure:
+        """The figure of one value per seed.
+
+        Args:
+            mean: another value than their mean.
+            least, most: the interval ends there.
+        """
+        middle, half, seeds = mean_interval(values)
+        middle = middle if mean is None else mean
+        if not isfinite(half):
+            return cls(middle, None, None, seeds)
+        return cls(middle, max(middle - half, least), min(middle + half, most), seeds)
+
+    def times(self, factor: float) -> Figure:
+        """The figure in another unit."""
+        low, high = (None if value is None else factor * value for value in (self.low, self.high))
+        return Figure(factor * self.mean, low, high, self.seeds)
+
+
+@dataclass(slots=True)
+class Candidate:
+    """A layout and what is known of it.
+
+    A rate is carried if the shares of rounds and of sessions suffice on average over the seeds. Its goodput is the
+    highest such rate that was tried.
+
+    Attributes:
+        attainment_level: share of the rounds within both targets that carries a rate.
+        trials: (sessions per second, seed) -> long trial.
+        seeds: those with which its goodput is known; empty: it is not known.
+        refused: from this rate on, held-out seeds have shown that it fails.
+        first: its short trial at the plan's rate; None: there is none.
+        whole: of a large cluster that was planned as copies of a part: the one simulation of all of it.
+    """
+
+    layout: Layout
+    attainment_level: float
+    trials: dict[tuple[float, int], Trial] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    refused: float = inf
+    first: Trial | None = None
+    whole: Trial | None = None
+
+    def carried(self, seeds: Sequence[int]) -> dict[float, bool]:
+        """The rates that were tried with all of these seeds, ascending, and whether they are carried."""
+        return {
+            rate: rate < self.refused and carried_on_average(trials, self.attainment_level)
+            for rate in sorted({rate for rate, _ in self.trials})
+            if len(trials := self.trials_at(rate, seeds)) == len(seeds)
+        }
+
+    def trials_at(self, rate: float, seeds: Sequence[int]) -> list[Trial]:
+        return [self.trials[rate, seed] for seed in seeds if (rate, seed) in self.trials]
+
+    def goodput(self, seeds: Sequence[int]) -> float:
+        """The highest rate that it carries with these seeds together; 0: none that was tried."""
+        return goodput(self.carried(seeds))
+
+    @property
+    def most(self) -> float:
+        """The highest rate that it carries with all seeds with which that is known; 0: it is not known, or none."""
+        return self.goodput(self.seeds) if self.seeds else 0.0
+
+    def figure(self) -> Figure | None:
+        """Its goodput, with an interval over the single seeds; None: it is not known."""
+        return Figure.of([self.goodput([seed]) for seed in self.seeds], self.most) if self.seeds else None
+
+    def gain_over(self, other: Candidate) -> Figure:
+        """How much more it carries than the other one, by the seeds of both."""
+        seeds = [seed for seed in self.seeds if seed in other.seeds]
+        singles = [self.goodput([seed]) - other.goodput([seed]) for seed in seeds]
+        return Figure.of(singles, self.goodput(seeds) - other.goodput(seeds), least=-inf)
+
+    def attainment(self, rate: float) -> Figure:
+        """The share of the rounds within both targets at a rate that was tried."""
+        return Figure.of([trial.met for trial in self.at(rate)], most=1.0)
+
+    def at(self, rate: float) -> list[Trial]:
+        """The trials at the plan's rate: that of the whole cluster, or the long ones, or the short one."""
+        if self.whole is not None:
+            return [self.whole]
+        return self.at_load(rate) or [each for each in [self.first] if each is not None]
+
+    def at_load(self, rate: float) -> list[Trial]:
+        """The long trials at any rate, by seed."""
+        return [trial for (tried, _), trial in sorted(self.trials.items(), key=_by_key) if tried == rate]
+
+    def simulated(self, rate: float) -> dict[str, Any]:
+        """The keys of a simulation's result at the plan's rate.
+
+        Raises:
+            ValueError: there is no such trial.
+        """
+        result = self.at(rate)[0].result
+        if result is None:
+            raise ValueError(f"no simulation of {self.layout} at {rate} sessions/s was kept")
+        return result
+
+    def carries(self, rate: float) -> bool:
+        """Whether it carries the plan's rate: by its goodput, or else by the trials at this rate."""
+        if self.seeds and self.most < rate:
+            return False
+        if self.seeds and self.whole is None:
+            return True
+        return rate < self.refused and carried_on_average(self.at(rate), self.attainment_level)
+
+    def curve(self) -> list[tuple[float, Trial]]:
+        """The trials of the first of its seeds by rate, ascending."""
+        first = self.seeds[0] if self.seeds else 0
+        return [(rate, trial) for (rate, seed), trial in sorted(self.trials.items(), key=_by_key) if seed == first]
+
+    def times(self, layout: Layout, factor: float) -> Candidate:
+        """A layout of `factor` times as many replicas, with these trials at as many times their rates."""
+        trials = {(rate * factor, seed): trial for (rate, seed), trial in self.trials.items()}
+        return replace(self, layout=layout, trials=trials, refused=self.refused * factor)
+
+
+def carried_on_average(trials: Sequence[Trial], attainment: float) -> bool:
+    """Whether a rate is carried: the shares of rounds and sessions suffice on average over trials of several seeds."""
+    return (
+        bool(trials)
+        and all(trial.is_whole for trial in trials)
+        and fmean(trial.met for trial in trials) >= attainment
+        and fmean(trial.in_time for trial in trials) >= IN_TIME
+    )
+
+
+def _by_key(item: tuple[tuple[float, int], Trial]) -> tuple[float, int]:
+    return item[0]
