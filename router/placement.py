@@ -345,7 +345,8 @@ def _with_room(unplaced: UnplacedRound, workers: Sequence[WorkerView]) -> Sequen
     except ContextTooLongError as error:
         raise RoundRefusedError(
             400,
-            f"the prompt has {unplaced.prompt_tokens} tokens, the longest context of the worker is "
+            # Agents look for these two names of the error, and shorten their context then.
+            f"prompt is too long: {unplaced.prompt_tokens} tokens; the maximum context length is "
             f"{error.limit_tokens} tokens (prompt and output together); send a shorter prompt",
         ) from None
 

@@ -69,6 +69,7 @@ async def test_a_message_that_is_too_long_gets_both_numbers(client: httpx.AsyncC
 
 def _has_both_numbers(reply: httpx.Response) -> None:
     assert reply.status_code == 400, reply.text
+    assert "prompt is too long: " in reply.text, "agents look for it"
     numbers = [int(number) for number in re.findall(r"\d+", reply.text)]
     assert LIMIT_TOKENS in numbers, reply.text
     assert max(numbers) > LIMIT_TOKENS, reply.text

@@ -230,8 +230,7 @@ async def test_targets_of_a_request_are_milliseconds(remote: httpx.AsyncClient) 
         body = completion("hello", max_tokens=2)
         body["nvext"]["annotations"] = [f"itl_target:{value}"]
         statuses.append((await remote.post("/v1/completions", json=body)).status_code)
-    # Dynamo reports every error of a completion as 500.
-    assert statuses == [200, 500]
+    assert statuses == [200, 400]
 
 
 async def test_rewritten_context_keeps_its_valid_prefix(remote: httpx.AsyncClient) -> None:

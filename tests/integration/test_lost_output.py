@@ -40,7 +40,7 @@ async def test_a_round_that_is_lost_within_its_output_ends_with_the_reason(graph
         for answer in await asyncio.gather(*asking):
             assert answer.status_code == 503, answer.text
             assert answer.json()["message"].startswith(
-                "its worker was lost, and no other one can go on: the prompt has"
+                "its worker was lost, and no other one can go on: prompt is too long"
             )
 
 
