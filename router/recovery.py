@@ -69,7 +69,7 @@ class Recovery:
             self._failure = PREFILL_WORKER_REFUSED
         else:
             self._failure = PREFILL_WORKER_LOST
-            self._leave_out(error.worker_id)
+            self._leave_out(error)
         self._record.retries += 1
         if isinstance(error, WorkerLostError):
             self._check_death(error)
@@ -86,10 +86,7 @@ class Recovery:
             RoundRefusedError: the round cannot go on.
         """
         request, record = self._request, self._record
-        if error.is_overloaded:
-            self.lost.add(error.worker_id)
-        else:
-            self._leave_out(error.worker_id)
+        self._leave_out(error)
         record.retries += 1
         self._check_death(error)
         if record.retries > self._retries:
@@ -116,9 +113,13 @@ class Recovery:
         if error.has_died:
             self._deaths.add(error.worker_id, error.start)
 
-    def _leave_out(self, worker_id: str) -> None:
-        self._placer.suspect(worker_id)
-        self.lost.add(worker_id)
+    def _leave_out(self, error: WorkerLostError | WorkerRefusedError) -> None:
+        """The round avoids the worker, unless only its connection broke. All rounds do if it may be dead."""
+        if isinstance(error, WorkerLostError) and error.lives:
+            return
+        self.lost.add(error.worker_id)
+        if not (isinstance(error, WorkerLostError) and error.is_overloaded):
+            self._placer.suspect(error.worker_id)
 
 
 def decode_error(

@@ -31,6 +31,7 @@ class WorkerLostError(Exception):
         has_died: the worker had taken the round, and then died or hung. The round may be the reason.
         start: see `WorkerDied`.
         is_overloaded: the worker lives and has too much to do: it is lost for this round only.
+        lives: the worker lives and only the connection broke: the round may go on there.
     """
 
     def __init__(
@@ -41,12 +42,14 @@ class WorkerLostError(Exception):
         has_died: bool = False,
         start: int | None = None,
         is_overloaded: bool = False,
+        lives: bool = False,
     ) -> None:
         super().__init__(f"worker {worker_id}: {message}")
         self.worker_id = worker_id
         self.has_died = has_died
         self.start = start
         self.is_overloaded = is_overloaded
+        self.lives = lives
 
 
 class WorkerRefusedError(Exception):

@@ -172,8 +172,7 @@ class RoundRun:
             context.stop_generating()  # a worker with malformed chunks may go on
             if not self._context.is_stopped():
                 self._withdraw(placement)
-                has_died = has_begun and access.view.knows(worker_id)
-                failure = worker_error(worker_id, error, has_died=has_died)
+                failure = await access.failure(worker_id, error, has_begun=has_begun)
                 self._recovery.after_prefill(failure, has_output=self._stream.has_output)
             return None
 
@@ -269,8 +268,7 @@ class RoundRun:
             context.stop_generating()  # as in `_prefill`
             if self._stream.is_complete:
                 return  # the client has all of it, and another worker would add to it
-            has_died = has_begun and not self._context.is_stopped() and access.view.knows(worker_id)
-            failure = worker_error(worker_id, error, has_died=has_died)
+            failure = await access.failure(worker_id, error, has_begun=has_begun and not self._context.is_stopped())
             raise decode_error(failure, has_output=self._stream.has_output) from None
         if not self._stream.is_complete and not self._context.is_stopped():
             raise WorkerLostError(worker_id, "its stream ended before the round did")

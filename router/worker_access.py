@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ampd.errors import one_line_of
 from ampd.state.store import Binding, DeathNews, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.wire import RoundReport
-from router.calls import WorkerCalls
+from ampd.wire import RoundReport, parse_error
+from router.calls import WorkerCalls, worker_error
 from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.round_errors import WorkerLostError, WorkerRefusedError
@@ -49,6 +51,25 @@ class WorkerAccess:
         if type(matched) is not int or not 0 <= matched <= len(keys):
             raise WorkerRefusedError(worker_id, 502, f"worker {worker_id} says that it holds {matched!r:.50} pages")
         return matched
+
+    async def failure(
+        self, worker_id: str, error: Exception, *, has_begun: bool
+    ) -> WorkerLostError | WorkerRefusedError:
+        """What a failed call says about its worker.
+
+        A stream that breaks off looks the same if its worker died and if the network reset its connection. A worker
+        that answers another call has not died, and keeps its rounds.
+
+        Args:
+            has_begun: the worker had taken the call, whose client is still there.
+        """
+        has_broken = has_begun and not isinstance(error, (WorkerLostError, WorkerRefusedError))
+        failure = worker_error(worker_id, error, has_died=has_begun and self.view.knows(worker_id))
+        if has_broken and isinstance(failure, WorkerLostError) and not parse_error(str(error)):
+            with suppress(WorkerLostError, WorkerRefusedError):
+                await self.matched_pages(worker_id, ())
+                return WorkerLostError(worker_id, f"its connection broke: {one_line_of(error)}", lives=True)
+        return failure
 
     def take_report(self, worker_id: str, session_id: str, report: RoundReport) -> None:
         """Apply a worker's report of what it holds and decodes, before the store repeats it.

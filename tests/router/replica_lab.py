@@ -23,6 +23,7 @@ from router.guard import StreamGuard
 from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
 from router.request import parse_round
+from router.round_errors import WorkerLostError
 from router.round_run import RoundRun
 from router.services import RoundOptions, Services
 from router.session_memory import SessionMemory
@@ -73,6 +74,7 @@ class Workers:
     Attributes:
         calls: (endpoint, worker, request) of everything that was asked.
         batch: what their reports say of the rounds that still decode.
+        alive: workers that answer other calls while their streams break off.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -81,6 +83,7 @@ class Workers:
         self.fail: dict[tuple[str, str], Any] = {}
         self.matched_pages = 0
         self.batch: dict[str, int] = {}
+        self.alive = set[str]()
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         return await self._start("prefill", worker_id, request, context, 1)
@@ -92,6 +95,9 @@ class Workers:
         self.calls.append((f"kv {request['op']}", worker_id, request))
         if error := self.fail.get((f"kv {request['op']}", worker_id)):
             raise error
+        is_asked_for_life = request == {"op": "match", "keys": []} and worker_id not in self.alive
+        if is_asked_for_life and any(worker_id == failing for _, failing in self.fail):
+            raise WorkerLostError(worker_id, "gone")
         return {"matched": self.matched_pages} if request["op"] == "match" else {"released_tokens": 0}
 
     def asked(self, endpoint: str) -> list[str]:

@@ -53,6 +53,30 @@ async def test_a_prefill_that_fails_is_done_locally(error: Exception, reason: st
     assert await queues(state) == {}
 
 
+@pytest.mark.parametrize("others", [(), ("d2",)])
+async def test_a_round_whose_connection_broke_goes_on_at_its_worker_which_lives(others: tuple[str, ...]) -> None:
+    state = await cluster(worker("d1"), *(worker(name, kv_used_tokens=1) for name in others))
+    async with Replica(state, "always-local") as replica:
+        replica.workers.fail["generate", "d1"] = 2
+        replica.workers.alive.add("d1")
+        tokens, record = await replica.round()
+        assert tokens == EXPECTED
+        assert (record["retries"], record["decode_worker"]) == (2, "d1"), "it broke after every second token"
+        assert replica.view.worker("d1") is not None
+        assert replica.services.deaths.count == 0
+
+
+async def test_a_connection_that_always_breaks_ends_the_round_and_harms_no_other() -> None:
+    async with Replica(await cluster(worker("d1")), "always-local") as replica:
+        replica.workers.fail["generate", "d1"] = 0
+        replica.workers.alive.add("d1")
+        with pytest.raises(RoundRefusedError, match="workers failed this round") as refusal:
+            await replica.round()
+        assert refusal.value.status == 503
+        replica.workers.fail.clear()
+        assert (await replica.round())[0] == EXPECTED
+
+
 async def test_what_cannot_be_continued_ends_with_503() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1))
     async with Replica(state) as replica:
