@@ -43,8 +43,6 @@ _ROUNDS = 3
 """Most rounds of the local search."""
 _JUST_ABOVE = 1.04
 """Layouts are told apart best at this many times the highest rate that is carried."""
-_TIE = 1.01
-"""Layouts whose goodputs are less than this factor apart are equal, so the simplest one is taken."""
 _GROWTH = 1.15
 """Factor of the GPUs beyond the number that should carry the rate."""
 
@@ -286,10 +284,11 @@ class Search:
 
 
 def best_first(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that carry most first. Of equal ones the simplest: the fewest roles, then the fewest GPUs."""
+    """Those that carry most first. Of those that are not told apart the simplest: the fewest roles, no mixed replicas,
+    then the fewest GPUs."""
     ordered = sorted(candidates, key=lambda each: -each.most)
-    equal = [each for each in ordered if each.most * _TIE >= ordered[0].most]
-    best = min(equal, key=lambda each: (len(each.layout.groups), each.layout.gpus))
+    equal = [each for each in ordered if each.most * _PRECISION >= ordered[0].most]
+    best = min(equal, key=lambda each: (len(each.layout.groups), bool(each.layout.mixed), each.layout.gpus))
     return [best, *(each for each in ordered if each is not best)]
 
 

@@ -123,6 +123,8 @@ def test_of_equal_layouts_the_simplest_is_taken() -> None:
     mixed, alone = Layout(((1, 1),), ((1, 1),), ((1, 1),)), Layout((), ((2, 1),))
     assert best_first([known(mixed, 10.02), known(alone, 10.0)])[0].layout == alone
     assert best_first([known(mixed, 10.5), known(alone, 10.0)])[0].layout == mixed
+    split, mixing = Layout(((1, 1),), ((1, 1),)), Layout(((1, 1),), (), ((1, 1),))
+    assert best_first([known(mixing, 10.1), known(split, 10.0)])[0].layout == split
 
 
 def test_more_gpus_are_compared_with_as_many_seeds() -> None:
