@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class LiveWorkers:
         clock = asyncio.get_running_loop().time
         self.peers = LocalPeers()
         self.rounds: dict[str, RoundService] = {}
+        self.held: dict[str, Callable[[str, int], None]] = {}
         for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
             engine = self.peers.engines[name] = ModelledEngine(
                 FACTS,
@@ -92,12 +93,13 @@ class LiveWorkers:
                 slicing,
                 clock,
             )
-            engine.kv.connect(self.peers, parts.changes.held)
+            self.held[name] = parts.changes.held
             self.rounds[name] = parts.rounds
 
     async def play(self, sessions: Sequence[Session], remote: Sequence[int]) -> dict[tuple[str, int], Times]:
-        for engine in self.peers.engines.values():
+        for name, engine in self.peers.engines.items():
             await engine.start()
+            engine.kv.connect(self.peers, self.held[name])
         times: dict[tuple[str, int], Times] = {}
         await asyncio.gather(*(self._session(session, remote, times) for session in sessions))
         for engine in self.peers.engines.values():
