@@ -64,7 +64,7 @@ def _sessions(url: str) -> list[Any]:
 def command(program: Path, url: str) -> list[str]:
     """The command line, with the provider that docs/clients.md shows."""
     provider = f'model_providers.ampd={{name="AMPD",base_url="{url}/v1",wire_api="responses"}}'
-    chosen = ["-c", "model_provider=ampd", "-c", provider, "-m", "tiny"]
+    chosen = ["-c", "model_provider=ampd", "-c", provider, "-c", 'web_search="disabled"', "-m", "tiny"]
     return [str(program), "exec", "--skip-git-repo-check", "-s", "danger-full-access", *chosen, "Write the number"]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.clients.feature import CALLS, LOOP, Client, Feature, call
+from benchmarks.clients.feature import CALLS, GUIDED, LOOP, Client, Feature, call
 
 _ANSWER = """
 from pydantic import BaseModel
@@ -62,6 +62,7 @@ OPENAI_AGENTS = Client(
             "`output_type`",
             "assert isinstance(Runner.run_sync(agent(output_type=Answer), 'Where?').final_output, Answer)",
             "400 on the modelled engine",
+            guided=GUIDED,
         ),
     ),
 )
