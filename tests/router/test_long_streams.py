@@ -15,7 +15,7 @@ from ampd.serving.admission import patience_s
 from ampd.tiny_model import tiny_model_path
 from ampd.types import PrefillTask, Role
 from ampd.wire import OVERLOADED
-from router.round_errors import RoundRefusedError, WorkerRefusedError
+from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from tests.memory_store import MemoryState
 from tests.router.replica_lab import SLO, Replica, cluster, queues, worker
 from tests.router.site_lab import Site
@@ -183,9 +183,16 @@ async def test_a_stream_older_than_the_patience_ends_at_a_worker_whose_queue_is_
             blocking.extend(asyncio.create_task(_all(parts[other].rounds.generate(each))) for each in before)
             await until(lambda: len(queues_of[other]) == len(before))
             clock.shift_s = 60.0
+            dead.update(asked)
             raise ConnectionError("gone")
 
-        replica.workers.generate = generate
+        async def kv(worker_id: str, request: Any, timeout_s: float) -> Any:
+            if worker_id in dead:
+                raise WorkerLostError(worker_id, "gone")
+            return await answer(worker_id, request, timeout_s)
+
+        dead, answer = set[str](), replica.workers.kv
+        replica.workers.generate, replica.workers.kv = generate, kv
         found = [token async for chunk in replica.chunks(token_ids=prompt) for token in chunk["token_ids"]]
         assert found == expected
         assert len(set(asked)) == len(asked) == 2
