@@ -264,7 +264,7 @@ async def test_the_policy_sees_the_rounds_that_decode(open_station: Any) -> None
         station.times.step_s = 0.001
         local = asyncio.create_task(station.round(prompt_of(64), 2000, session="a", itl_s=0.05))
         handed = asyncio.create_task(station.round(prompt_of(33, seed=3), 2000, session="b", itl_s=0.07, source="gone"))
-        await until(lambda: len(station.times.steps) > 20)
+        await until(lambda: sum(batch == 2 for batch, _ in station.times.steps) > 20)
         await station.round(prompt_of(100, seed=2), 2, session="c")
         seen = {round_.itl_slo_s: round_ for round_ in policy.running[-1]}
         assert set(seen) == {0.05, 0.07}
