@@ -101,7 +101,7 @@ class Recovery:
         if self.kv_source in self.lost:
             self.kv_source = None
         self._failure = RESUMED if self.kv_source else None
-        log.warning("session %r goes on elsewhere after %d tokens: %s", request.session_id, emitted_tokens, error)
+        log.warning("session %r goes on after %d tokens: %s", request.session_id, emitted_tokens, error)
 
     def unplaced(self, error: RoundRefusedError) -> RoundRefusedError:
         """The error of a round that no worker takes. If one took it and was lost, the request is not at fault."""

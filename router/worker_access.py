@@ -63,9 +63,9 @@ class WorkerAccess:
         Args:
             has_begun: the worker had taken the call, whose client is still there.
         """
-        has_broken = has_begun and not isinstance(error, (WorkerLostError, WorkerRefusedError))
         failure = worker_error(worker_id, error, has_died=has_begun and self.view.knows(worker_id))
-        if has_broken and isinstance(failure, WorkerLostError) and not parse_error(str(error)):
+        is_explained = failure is error or parse_error(str(error)) is not None
+        if has_begun and not is_explained:
             with suppress(WorkerLostError, WorkerRefusedError):
                 await self.matched_pages(worker_id, ())
                 return WorkerLostError(worker_id, f"its connection broke: {one_line_of(error)}", lives=True)
