@@ -58,14 +58,12 @@ class SimulateSettings(CaseSettings):
     )
     mode: str = Field(
         "disaggregated",
-        description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
-        "colocated (every replica does both phases; fcfs and whole prefills, or the --ordering and --slicing that "
-        "are named).",
+        description="Comma-separated: disaggregated (the named policies), always-remote (fcfs), colocated "
+        "(every replica does both phases; fcfs and whole prefills unless named).",
     )
     routing: str = Field(
         defaults.ROUTING,
-        description="Routing policies, comma-separated; ampd(alpha=0.8) sets a parameter. "
-        "docs/policies.md lists the policies of all kinds.",
+        description="Routing policies, comma-separated; ampd(alpha=0.8) sets a parameter.",
     )
     ordering: str = Field(defaults.ORDERING, description="Ordering policies, comma-separated.")
     binding: str = Field(defaults.BINDING, description="Binding policy.")
@@ -99,8 +97,7 @@ class SimulateSettings(CaseSettings):
     )
     moves: Moves = Field(
         defaults.MOVES,
-        description="Sessions that may move to another owner between two rounds, if that pays: "
-        "those whose owner owns no sessions any more or whose memory is full (needed), any, or never.",
+        description="Sessions that may move to another owner between two rounds: as of a coordinator.",
     )
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")

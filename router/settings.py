@@ -85,8 +85,8 @@ class CoordinatorSettings(GraphSettings):
     )
     moves: Moves = Field(
         defaults.MOVES,
-        description="Sessions that may move to another worker between two rounds, if that is predicted to pay: "
-        "those whose worker owns no sessions any more or whose memory is full (needed), any, or never.",
+        description="Sessions that may move to another worker between two rounds, if that pays: those whose "
+        "worker owns no sessions any more or is full (needed), any, or none (never).",
     )
     target_floor: float = Field(
         TARGET_FLOOR, gt=0, le=1, description="Tightest TTFT or ITL target of a client, as a multiple of the default."
@@ -104,8 +104,8 @@ class CoordinatorSettings(GraphSettings):
     context_length: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt and output together; default: what the model's config.json says. "
-        "The workers' own limit counts if it is smaller.",
+        description="Longest prompt and output together; default: that of config.json, or the workers' if "
+        "it is smaller.",
     )
     dyn_tool_call_parser: str | None = Field(
         None, validation_alias="dyn_tool_call_parser", description="Tool-call parser of the model (as in Dynamo)."
@@ -124,12 +124,10 @@ class CoordinatorSettings(GraphSettings):
     max_rounds: int = Field(
         MAX_ROUNDS,
         ge=0,
-        description="Rounds in progress at this coordinator from which further ones are refused with 429; three "
-        "quarters of it for the first round of a session. 0: any number.",
+        description="Rounds in progress from which this coordinator refuses further ones with 429; three "
+        "quarters for the first round of a session. 0: any number.",
     )
-    retries: int = Field(
-        3, ge=0, description="How many times a round is retried after losing its worker before the client gets a 503."
-    )
+    retries: int = Field(3, ge=0, description="Retries of a round that lost its worker, before the client gets 503.")
     grace_s: float = Field(
         0.5, ge=0, description="After SIGTERM: seconds in which late requests of the frontend are still taken."
     )

@@ -37,8 +37,7 @@ class WorkerSettings(GraphSettings):
     )
     engine: Literal["sglang", "modelled"] = Field(
         "sglang",
-        description="Engine: real SGLang, or modelled (sleeps by the performance model). "
-        "`--engine NAME --help` shows the settings of that engine.",
+        description="Engine: real SGLang, or modelled (sleeps by the performance model).",
     )
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
@@ -50,14 +49,13 @@ class WorkerSettings(GraphSettings):
         1,
         ge=1,
         le=MOST_JOINED_TOKENS,
-        description="Tokens of a round that are sent together, after its first one; 1: each at once. None waits longer "
-        "than this number times the round's ITL target, or than 1 s.",
+        description="Tokens of a round that are sent together, after its first one. None waits longer than "
+        "as many ITL targets, or than 1 s.",
     )
     kv_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="Longest time for one read of KV from another worker; what is missing is recomputed. A read is "
-        "given up sooner if it has taken 1 s, twice its predicted time, and as long as the computation.",
+        description="Longest time for one read of KV from another worker; the missing part is recomputed.",
     )
     grace_s: float = Field(
         0.5, ge=0, description="After SIGTERM: seconds during which late calls of coordinators are still taken."

@@ -46,8 +46,7 @@ class ServeSettings(GraphSettings):
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(
         defaults.ROUTING,
-        description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter. "
-        "docs/policies.md lists the policies of all kinds.",
+        description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter.",
     )
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
@@ -58,20 +57,19 @@ class ServeSettings(GraphSettings):
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field(
         "127.0.0.1",
-        description="Address that the frontend listens on. The other traffic of the graph stays on loopback whatever "
-        "the address.",
+        description="Address that the frontend listens on. The other traffic of the graph stays on loopback.",
     )
     metrics_host: str = Field(
         "127.0.0.1",
-        description="Address of the ports for metrics of workers and coordinators. Everybody who reaches a "
-        "coordinator's can also list and end sessions there.",
+        description="Address of the metrics ports of workers and coordinators. A coordinator's can also "
+        "list and end sessions.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
     status_relay: bool = Field(
         True,
-        description="Put a relay before the frontend that adds `Retry-After` to refusals, names the sessions of "
-        "threads and agents, and bounds what clients may send. Each token passes one more process, and the relay has "
-        "neither TLS nor HTTP/2.",
+        description="Put a relay before the frontend that adds `Retry-After` to refusals, names the "
+        "sessions of threads and agents, and bounds what clients may send. It has neither TLS "
+        "nor HTTP/2.",
     )
     state_url: str = Field(
         EMBEDDED,
