@@ -93,7 +93,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd top", "ampd.cli.top.settings:TopSettings"),
     Section("ampd session list", "ampd.cli.session.settings:ListSettings"),
     Section("ampd session show ID", "ampd.cli.session.settings:ShowSettings"),
-    Section("ampd session end ID", "ampd.cli.session.settings:EndSettings"),
+    Section("ampd session end ID", "ampd.cli.session.settings:EndSettings", "ampd.cli.session.settings:ShowSettings"),
     Section("ampd doctor", "ampd.cli.doctor.command:DoctorSettings"),
     Section("ampd profile", "ampd.cli.profile.command:ProfileSettings"),
     Section(
@@ -185,7 +185,7 @@ def _rendered(section: Section) -> str:
 def _row(setting: Setting) -> str:
     default = "required" if setting.is_required else setting.default
     cells = (
-        _names(setting.flags + setting.variables),
+        _names(tuple(flag for flag in setting.flags if not flag.startswith("--no-")) + setting.variables),
         f"{_type(setting.schema)} ({default})" if default else _type(setting.schema),
         setting.description,
     )
