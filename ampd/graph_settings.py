@@ -36,9 +36,9 @@ class GraphSettings(Settings):
     max_wait: float = Field(
         4.0,
         ge=0,
-        description="Longest predicted wait of a round, in TTFT targets, before it is refused with 429; a "
-        "quarter for the first round of a session. A round that has waited twice as long is "
-        "given up. 0: no bounds.",
+        description="Longest predicted wait of a round, in TTFT targets, before it gets 429; a quarter for "
+        "a session's first round. A round that has waited twice as long is given up. 0: no "
+        "bounds.",
     )
     perf: str | None = Field(
         None,
@@ -46,9 +46,7 @@ class GraphSettings(Settings):
         "qwen3-32b@h20 or /models/Qwen3-8B@h200. `ampd serve` derives it from the model folder "
         "and this machine's GPUs by default.",
     )
-    session_ttl_s: float = Field(
-        1800.0, gt=0, description="Seconds without a round after which a session's binding and its KV are released."
-    )
+    session_ttl_s: float = Field(1800.0, gt=0, description="Seconds without a round after which a session is released.")
     session_first_ttl_s: float = Field(
         300.0, gt=0, description="The same until a session's second round, if it is less than --session-ttl-s."
     )

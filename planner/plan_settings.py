@@ -29,7 +29,7 @@ class PlanSettings(CaseSettings):
     rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")
     use_all: bool = Field(
         False,
-        description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate. Needs no --rate.",
+        description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate.",
     )
     attainment: float = Field(
         ATTAINMENT, gt=0, le=1, description="Share of rounds within both targets that carries a rate."

@@ -76,9 +76,9 @@ class CoordinatorSettings(GraphSettings):
     binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
     ordering: str = Field(
         defaults.ORDERING,
-        description="The workers' --ordering. Coordinators order nothing; `look-ahead` serves the recent load with it.",
+        description="The workers' --ordering, for `look-ahead`.",
     )
-    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead` as well.")
+    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead`.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     pools_interval_s: float = Field(
         POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
@@ -95,7 +95,7 @@ class CoordinatorSettings(GraphSettings):
         TARGET_CAP, ge=1, description="Loosest TTFT or ITL target of a client, as a multiple of the default."
     )
     max_sessions: int = Field(
-        100_000, ge=0, description="Live sessions of the graph; a new one beyond them gets 429. 0: any number."
+        100_000, ge=0, description="Live sessions of the graph, beyond which a new one gets 429. 0: any number."
     )
     max_sessions_per_tenant: int = Field(
         50_000, ge=0, description="Live sessions of one tenant; a new one beyond them gets 429. 0: any number."
@@ -119,7 +119,7 @@ class CoordinatorSettings(GraphSettings):
         description="Chat template file that replaces the model's own (as in Dynamo).",
     )
     context_memory_mib: int = Field(
-        256, ge=1, description="Memory for the last contexts of sessions, by which rewritten prompts are noticed."
+        256, ge=1, description="Memory for the last contexts of sessions, which show rewritten prompts."
     )
     max_rounds: int = Field(
         MAX_ROUNDS,
@@ -128,9 +128,7 @@ class CoordinatorSettings(GraphSettings):
         "quarters for the first round of a session. 0: any number.",
     )
     retries: int = Field(3, ge=0, description="Retries of a round that lost its worker, before the client gets 503.")
-    grace_s: float = Field(
-        0.5, ge=0, description="After SIGTERM: seconds in which late requests of the frontend are still taken."
-    )
+    grace_s: float = Field(0.5, ge=0, description="After SIGTERM: seconds in which late requests are still taken.")
     drain_s: float = Field(25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take.")
 
     @property

@@ -32,8 +32,7 @@ class WorkerSettings(GraphSettings):
     }
 
     role: Literal["prefill", "decode", "mixed"] = Field(
-        description="The new work of this worker: prefills of sessions that other workers own, sessions of its own, or "
-        "both."
+        description="Work of this worker: prefills for other workers, sessions of its own, or both."
     )
     engine: Literal["sglang", "modelled"] = Field(
         "sglang",
@@ -42,9 +41,7 @@ class WorkerSettings(GraphSettings):
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
     ordering: str = Field(defaults.ORDERING, description="Policy that orders the prefill queue.")
-    slicing: str = Field(
-        defaults.SLICING, description="Policy that cuts prefills, so that they share the worker with the decode batch."
-    )
+    slicing: str = Field(defaults.SLICING, description="Policy that cuts prefills into slices.")
     stream_tokens: int = Field(
         1,
         ge=1,
@@ -57,12 +54,8 @@ class WorkerSettings(GraphSettings):
         gt=0,
         description="Longest time for one read of KV from another worker; the missing part is recomputed.",
     )
-    grace_s: float = Field(
-        0.5, ge=0, description="After SIGTERM: seconds during which late calls of coordinators are still taken."
-    )
-    drain_s: float = Field(
-        25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take to finish."
-    )
+    grace_s: float = Field(0.5, ge=0, description="After SIGTERM: seconds in which late calls are still taken.")
+    drain_s: float = Field(25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take.")
 
 
 def chosen_engine(argv: Sequence[str]) -> str:

@@ -77,7 +77,7 @@ class SglangSettings(Settings):
     )
     allow_untested: bool = Field(
         False,
-        description="Run page sizes, degrees, KV types and pairs of KV pools with which the KV store was never tried.",
+        description="Run page sizes, degrees and KV types with which the KV store was never tried.",
     )
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 

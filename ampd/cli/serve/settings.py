@@ -34,15 +34,13 @@ class ServeSettings(GraphSettings):
     prefill: int | None = Field(None, ge=0, le=64, description="Number of prefill workers; default: 1, with --mixed 0.")
     decode: int | None = Field(None, ge=0, le=64, description="Number of decode workers; default: 1, with --mixed 0.")
     mixed: int = Field(
-        0, ge=0, le=64, description="Number of mixed workers, which own sessions and also prefill for other workers."
+        0, ge=0, le=64, description="Number of mixed workers, which own sessions and also prefill for others."
     )
     coordinators: int = Field(1, ge=1, le=16, description="Number of coordinator replicas.")
     engine: EngineName = Field(
         EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
     )
-    model: str = Field(
-        TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is created locally."
-    )
+    model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama.")
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(
         defaults.ROUTING,
@@ -87,7 +85,7 @@ class ServeSettings(GraphSettings):
     )
     replies: Path | None = Field(
         None,
-        description="Scripted replies for the modelled engine (JSON lines, one reply per turn), to rehearse an agent.",
+        description="Scripted replies for the modelled engine (JSON lines, one reply per turn).",
     )
     worker_args: str = Field(
         "", description="Further flags for every worker, as one string (python -m workers --help)."
@@ -95,7 +93,7 @@ class ServeSettings(GraphSettings):
     router_args: str = Field("", description="Further flags for every coordinator (python -m router --help).")
     log_dir: str | None = Field(None, description="Folder for the processes' logs; default: a temporary one.")
     metrics: bool = Field(
-        True, description="Give every process a port for its metrics; metrics.json among the logs lists them."
+        True, description="Give every process a port for its metrics, listed in metrics.json among the logs."
     )
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
