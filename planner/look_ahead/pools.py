@@ -41,9 +41,9 @@ class LookAheadPools(Policy):
        make too), and if they lose 2 points in neither, except later where they win four times as many rounds soon.
        Later they also have to beat what the present roles really attained. If a gain may be chance, more rounds are
        simulated.
-    5. If no roles are taken, and the sessions' KV takes more than 80 % of the decode workers' memory, or would
-       after 150 s of the same growth, a prefill worker becomes a decode worker (`kv-short`), unless the replays
-       show a loss.
+    5. If no roles are taken, and the sessions' KV takes more than 80 % of the decode workers' memory, or more
+       than 50 % and would take 80 % after 150 s of the same growth, a prefill worker becomes a decode worker
+       (`kv-short`), unless the replays show a loss.
     6. If no worker owns sessions, because the last one is lost, it does what `predictive` does.
 
     Limits: it knows only the load that came, without rounds that were refused or given up, and of the rounds in
