@@ -8,7 +8,7 @@ refused for as long. While the shared state is away, only the deaths under one s
 from __future__ import annotations
 
 import logging
-from hashlib import blake2b
+from hashlib import sha256
 
 from ampd.session_key import tenant_key
 from ampd.state.schema import FATAL_DEATHS
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _TOKEN_BYTES = 4
 """Of a packed token id."""
+_DIGEST_CHARS = 32
 
 
 class WorkerDeaths:
@@ -54,10 +55,10 @@ class RequestDeaths:
     def __init__(self, deaths: WorkerDeaths, request: RoundRequest) -> None:
         self._deaths = deaths
         self._names: set[str] = set()
-        digest = blake2b(tenant_key(request.tenant).encode(), digest_size=16)
+        digest = sha256(tenant_key(request.tenant).encode())
         # Without the output that came before another coordinator died.
         digest.update(memoryview(request.prompt)[: _TOKEN_BYTES * request.client_prompt_tokens])
-        self.prompt_digest = digest.hexdigest()
+        self.prompt_digest = digest.hexdigest()[:_DIGEST_CHARS]
 
     async def add(self, error: WorkerLostError) -> None:
         """A worker died while it ran the round.

@@ -167,6 +167,9 @@ def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[s
 ENGINE_STARTS_AGAIN = "the engine starts again"
 """Part of a worker's log line about an engine that was lost (`workers.engines.supervised`)."""
 
+_DEADLY_STATUSES = (httpx.codes.INTERNAL_SERVER_ERROR, httpx.codes.SERVICE_UNAVAILABLE)
+"""Of a request under which workers died; the second one while no other worker lives."""
+
 _MOST_DEATHS = 2
 """A request under which a worker died is tried at one other worker."""
 
@@ -209,7 +212,7 @@ def deaths_of(workers: Sequence[Member]) -> int:
 def deadly_complaints(sending: int, reply: httpx.Response, deaths: int) -> list[str]:
     """What is wrong with the answer to a request that ends workers, or with the number of deaths under it."""
     found = []
-    if reply.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
+    if reply.status_code not in _DEADLY_STATUSES:
         found.append(f"the deadly request got {reply.status_code} at sending {sending}: {reply.text}")
     if deaths > _MOST_DEATHS:
         found.append(f"the deadly request has ended {deaths} workers after sending {sending}")
