@@ -75,4 +75,4 @@ class RequestDeaths:
 
 def fatal(deaths: int) -> RoundRefusedError:
     """The refusal of a request under which so many workers died."""
-    return RoundRefusedError(500, f"workers died {deaths} times while they ran this request; it is not tried again")
+    return RoundRefusedError(500, f"workers died {deaths} times while they ran this request; it is not tried again now")

@@ -222,7 +222,7 @@ class MemoryState:
         deaths = self._deaths.setdefault(prompt_digest, set())
         deaths.add(death)
         if len(deaths) >= FATAL_DEATHS:
-            refused_s = REFUSED_S * 2.0 ** (len(deaths) - FATAL_DEATHS)
+            refused_s = REFUSED_S * 4.0 ** (len(deaths) - FATAL_DEATHS)
             self._refused_until_s[prompt_digest] = self.clock() + refused_s
         return len(deaths)
 

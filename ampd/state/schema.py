@@ -28,8 +28,10 @@ ENDED_S = 600.0
 DEATHS_TTL_S = 1200.0
 """Seconds for which the deaths under a prompt are counted after the last. It is refused for half as long at most."""
 
-REFUSED_S = 60.0
-"""Seconds for which a prompt is refused after the second death under it. Each further death doubles them."""
+REFUSED_S = 10.0
+"""Seconds for which a prompt is refused after the second death under it. Each further death quadruples them.
+
+Short at first, because rounds that ran beside a deadly one are refused too."""
 
 FATAL_DEATHS = 2
 """Deaths under a prompt after which it is refused. One may be a coincidence, and the prompt is tried once more."""

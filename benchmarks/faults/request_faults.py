@@ -187,7 +187,7 @@ async def _kill_by_request(scene: Scene) -> None:
 
 async def _send_deadly(scene: Scene, alive: Sequence[Member]) -> None:
     """It ends two workers at most. Sent again, as clients do, it is refused by each coordinator and ends no other."""
-    # Another prompt for each run, because coordinators refuse it for a minute.
+    # Another prompt for each run, because deaths under it are remembered.
     body = completion([*DEADLY_PROMPT, *random_prompt(scene.stage.rng(scene.stage.name), 40)], max_tokens=2)
     number = 0
     for _ in range(_DEADLY_SENDINGS + _MOST_REFUSALS):
