@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ async def test_a_prompt_is_known_at_all_coordinators() -> None:
         await RequestDeaths(second, request([1, 2])).add(died("w2"))
     assert refusal.value.status == 500
     assert (first.count, second.count) == (2, 1)
+
+
+async def test_a_round_that_another_coordinator_began_is_known_by_its_client_s_prompt() -> None:
+    deaths = WorkerDeaths(MemoryStore())
+    began, goes_on = request([1, 2]), replace(request([1, 2, 7]), continued_tokens=1)
+    assert RequestDeaths(deaths, goes_on).prompt_digest == RequestDeaths(deaths, began).prompt_digest
 
 
 async def test_no_tenant_learns_what_another_one_sent() -> None:

@@ -288,6 +288,7 @@ class TestDeaths:
         await waiting.until(is_tried)
         for number in range(2, 14):
             await store.record_death("p", f"d{number}")
+        await asyncio.sleep(4 * SHORT_S)
         with pytest.raises(FatalRequestError, match="14 times"):
             await store.route(write, limits)
 
