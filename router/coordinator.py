@@ -125,7 +125,7 @@ class Coordinator:
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,
-            deaths=WorkerDeaths(store),
+            deaths=WorkerDeaths(store, self._background.spawn),
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
             placed=recorder.placed if recorder else ignore_placed,
         )

@@ -8,7 +8,9 @@ refused for as long. While the shared state is away, only the deaths under one s
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Coroutine
 from hashlib import sha256
+from typing import Any
 
 from ampd.session_key import tenant_key
 from ampd.state.schema import FATAL_DEATHS
@@ -26,17 +28,20 @@ _DIGEST_CHARS = 32
 class WorkerDeaths:
     """The workers that died under rounds of this coordinator.
 
+    Args:
+        spawn: starts work in the background.
+
     Attributes:
         count: once per round that the worker had.
     """
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: StateStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._store = store
+        self.spawn = spawn
         self.count = 0
 
     async def record(self, prompt_digest: str, death: str) -> int:
-        """Count a death, and return how many are known under the prompt. 0: the shared state does not answer."""
-        self.count += 1
+        """Return how many deaths are known under a prompt, with this one. 0: the shared state does not answer."""
         try:
             return await self._store.record_death(prompt_digest, death)
         except StateUnavailableError as error:
@@ -66,11 +71,17 @@ class RequestDeaths:
         Raises:
             RoundRefusedError: the request must not be tried again now.
         """
+        self._deaths.count += 1
         name = f"{error.worker_id} {error.start or ''}"  # rounds that were lost together name the same death
         self._names.add(name)
-        deaths = max(await self._deaths.record(self.prompt_digest, name), len(self._names))
-        if deaths >= FATAL_DEATHS:
-            raise fatal(deaths)
+        if len(self._names) < FATAL_DEATHS:
+            self._deaths.spawn(self._record(name))  # the write of the next placement comes behind it, and is refused
+            return
+        # The client may send the request again as soon as it knows.
+        raise fatal(max(await self._deaths.record(self.prompt_digest, name), len(self._names)))
+
+    async def _record(self, name: str) -> None:
+        await self._deaths.record(self.prompt_digest, name)
 
 
 def fatal(deaths: int) -> RoundRefusedError:

@@ -203,7 +203,7 @@ class Replica:
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
-            deaths=WorkerDeaths(self.store),
+            deaths=WorkerDeaths(self.store, self._spawn),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
