@@ -167,8 +167,12 @@ def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[s
 ENGINE_STARTS_AGAIN = "the engine starts again"
 """Part of a worker's log line about an engine that was lost (`workers.engines.supervised`)."""
 
-_DEADLY_STATUSES = (httpx.codes.INTERNAL_SERVER_ERROR, httpx.codes.SERVICE_UNAVAILABLE)
-"""Of a request under which workers died; the second one while no other worker lives."""
+_DEADLY_STATUSES = (
+    httpx.codes.INTERNAL_SERVER_ERROR,
+    httpx.codes.SERVICE_UNAVAILABLE,
+    httpx.codes.TOO_MANY_REQUESTS,
+)
+"""Of a request under which workers died; the second one while no other worker lives, the third one under load."""
 
 _MOST_DEATHS = 2
 """A request under which a worker died is tried at one other worker."""
