@@ -149,7 +149,7 @@ ROUND_RETRIES = _counter(
 ROUND_DEATHS = _counter(
     "ampd_round_worker_deaths_total",
     _COORDINATOR,
-    "Workers that died while they had a round, once per round.",
+    "Workers that died while they had a round, once per round. A request under which two died is refused for a while.",
 )
 ROUNDS_IN_PROGRESS = _gauge("ampd_rounds_in_progress", _COORDINATOR, "Rounds that this coordinator serves now.")
 PROMPT_TOKENS = _counter(
