@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from ampd.policies.moore_hodgson import Job
-from ampd.policies.queue_work import Waiting
 from ampd.policies.registry import ORDERING, ROUTING, Policy
 from ampd.types import PrefillTask
 
@@ -45,18 +44,19 @@ class Weighing:
         return _new(Job, (due_s, time_s, self.missed_weight if task.session_missed else 1.0, position))
 
     def on_time(
-        self, prefills: Iterable[Waiting], stretch: float, now_s: float
+        self, tasks: Iterable[PrefillTask], times_s: Iterable[float], stretch: float, now_s: float
     ) -> list[tuple[float, float, float, int]]:
         """The queued prefills that can still be on time, as the fields of `job` without positions.
 
         Args:
+            times_s: seconds that each prefill takes alone.
             stretch: how many times longer than alone each prefill takes.
         """
         headroom, missed_weight = self.headroom, self.missed_weight
         return [
-            (due_s, time_s, missed_weight if session_missed else 1.0, 0)
-            for _, ttft_s, arrival_s, plain_s, session_missed in prefills
-            if (time_s := plain_s * stretch) <= (due_s := headroom * ttft_s - (now_s - arrival_s))
+            (due_s, time_s, missed_weight if task.session_missed else 1.0, 0)
+            for task, plain_s in zip(tasks, times_s, strict=True)
+            if (time_s := plain_s * stretch) <= (due_s := headroom * task.slo.ttft_s - (now_s - task.arrival_s))
         ]
 
 
