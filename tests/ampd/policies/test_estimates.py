@@ -99,6 +99,7 @@ def test_a_queue_keeps_its_times_for_the_same_model_parallelism_and_rest() -> No
         (view, PLAIN),
     ]
     for other, model in others:
+        assert queue_times(view, QWEN) == times
         assert queue_times(other, model) == queue_times(replace(other, queue=tuple(other.queue)), model) != times
     assert view == WorkerView("w", Role.PREFILL, TP2, queue_of(100, 2000)), "it is a tuple like any other"
     assert pickle.loads(pickle.dumps(view)) == view
