@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ampd import wire
+from ampd.policies.estimates import Queue
 from ampd.recent_load import RecentRound
 from ampd.state.checks import check_count, check_duration, checked
 from ampd.state.store import (
@@ -184,7 +185,7 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
                 fields,
                 role=_view_role(fields),
                 parallelism=Parallelism(tp=fields["tp"]),
-                queue=tuple(wire.decode_task(task, written_s) for task in fields["queue"]),
+                queue=Queue(wire.decode_task(task, written_s) for task in fields["queue"]),
                 ttft=Window(*fields["ttft"]),
                 itl=Window(*fields["itl"]),
                 queue_rest=QueueRest(*fields.get("queue_rest", ())),

@@ -66,7 +66,7 @@ class ClusterView:
     Args:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
-        model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
+        model: predicts the times of queues when they arrive, and how queues empty while the store is lost.
         serves: whether a worker can serve the reader's rounds. Others are left out, as if they were suspect.
         on_session_end: gets the ids of sessions that ended, at any coordinator.
     """

@@ -83,12 +83,11 @@ class OnTimeOrdering(Expectations):
     def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
         """(those that can be on time, positions of those that cannot), in order of the queue."""
         model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
-        weighing = self.weighing()
-        headroom, window = weighing.headroom, self.WINDOW
+        weighing, window = self.weighing(), self.WINDOW
         jobs: list[Job] = []
         hopeless: list[int] = []
         for position, task in enumerate(situation.queue):
-            if headroom * task.slo.ttft_s - (now_s - task.arrival_s) <= 0.0:  # `left_s`, without its call
+            if weighing.left_s(task, now_s) <= 0.0:
                 hopeless.append(position)
                 continue
             time_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)

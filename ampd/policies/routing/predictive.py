@@ -18,20 +18,15 @@ from ampd.policies.estimates import (
     history_read_s,
     local,
     prefill_share,
+    queue_times,
     queued_in_passes_s,
     step_with_s,
 )
 from ampd.policies.expectations import Expectations, Weighing
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.passes import shortest_pass_s
-from ampd.policies.queue_work import work_of
 from ampd.policies.registry import register
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
-
-# Python looks a member of an enumeration up at each use.
-_LOCAL: Final = Route.LOCAL
-_REMOTE: Final = Route.REMOTE
-_MIXED: Final = Role.MIXED
 
 _ON_TIME: Final = "on-time"
 _UNKNOWN: Final = -1.0
@@ -114,8 +109,8 @@ class PredictiveRouting(Expectations):
             return local(decode, NO_PREFILL_WORKER)
         own_id, least_share, fade = decode.worker_id, self.least_share, self.FADE
         others = [worker for worker in workers if worker.worker_id != own_id]
-        mixed = [worker for worker in others if worker.role is _MIXED]
-        prefill = [worker for worker in others if worker.role is not _MIXED] if mixed else others
+        mixed = [worker for worker in others if worker.role is Role.MIXED]
+        prefill = [worker for worker in others if worker.role is not Role.MIXED] if mixed else others
         offers = [_remote(situation, worker, least_share, fade) for worker in prefill]
         are_free = not others or any(not worker.decode_batch for worker in prefill)
         here = _local(situation, least_share, fade, are_free)
@@ -152,7 +147,7 @@ def _local(situation: RoutingSituation, least_share: float, fade: float, are_fre
     queue_s = queued_in_passes_s(decode, model) * stretch
     transfer_s = history_read_s(situation, decode)
     total_s = queue_s + transfer_s + prefill_s
-    return RouteOffer(decode, _LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
+    return RouteOffer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
 
 def _remote(situation: RoutingSituation, worker: WorkerView, least_share: float, fade: float) -> RouteOffer:
@@ -181,7 +176,7 @@ def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) 
     prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
     queue_s = queued_in_passes_s(worker, model) * stretch
     total_s = queue_s + transfer_s + prefill_s
-    offer = RouteOffer(worker, _REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+    offer = RouteOffer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
     if known is not None:
         known[worker.worker_id] = offer
     return offer
@@ -231,7 +226,8 @@ def _is_late_here(situation: RoutingSituation, least_share: float, weighing: Wei
 def _loss(situation: RoutingSituation, offer: RouteOffer, weighing: Weighing) -> float:
     """Weight of the rounds now on time at a worker that this round would make late there."""
     now_s = situation.now_s
-    jobs = weighing.on_time(work_of(offer.worker, situation.model).not_over(now_s), offer.stretch, now_s)
+    times_s = queue_times(offer.worker, situation.model).listed_s
+    jobs = weighing.on_time(offer.worker.queue, times_s, offer.stretch, now_s)
     if not jobs:
         return 0.0
     own = weighing.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
