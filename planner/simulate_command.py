@@ -80,9 +80,6 @@ class SimulateSettings(CaseSettings):
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
-    chunk_tokens: int = Field(
-        0, ge=0, description="Prefill tokens per step of the batch (chunked prefill); 0: whole prefills."
-    )
     dispatch_s: float = Field(0.0, ge=0, description="Seconds from the client's request to the entry in a queue.")
     hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
     kv_read_s: float = Field(0.0, ge=0, description="Seconds of a KV read in addition to the transfer.")

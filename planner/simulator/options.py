@@ -55,8 +55,6 @@ class SimulationOptions:
 
     Attributes:
         seed: of the policies' random choices; the same seed gives the same result.
-        chunk_tokens: most prefill tokens per step, in one pass with the decode batch (chunked prefill). 0: a prefill
-            runs whole and pauses the batch.
         window_s: length of the windows of TTFT and ITL.
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
@@ -82,7 +80,6 @@ class SimulationOptions:
     """
 
     seed: int = 0
-    chunk_tokens: int = 0
     window_s: float = WINDOW_S
     page_size_tokens: int = PAGE_TOKENS
     dispatch_s: float = 0.0

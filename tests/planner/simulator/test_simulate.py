@@ -18,9 +18,9 @@ from ampd.policies.passes import joined_tokens
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
 from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.decode_batch import steps_s
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
-from planner.simulator.steps import steps_s
 from workloads.generate import Lengths, generate
 from workloads.trace import Session
 
@@ -160,7 +160,7 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
             assert not isinstance(case.policies.slicing, WholeSlicing)
         assert mine[-1].end_s == pytest.approx(first_s)
         alone = all(passes[span.worker_id, span.start_s] == 1 for span in mine)
-        if alone and not case.how.chunk_tokens and not lost_slices:
+        if alone and not lost_slices:
             assert len(mine) == 1 or not isinstance(case.policies.slicing, WholeSlicing)
             theta = _parallelism(case.cluster, record.placed.worker_id)
             behind_tokens = prompt_tokens - computed_tokens

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.simulator.events import EventLoop
-from planner.simulator.links import Links, Transfer
+from planner.simulator.transfers import Links
 
 untimed = settings(deadline=None)
 
@@ -18,7 +18,7 @@ def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
     def begin(number: int) -> None:
         source, target, _, seconds = moves[number]
 
-        def done(_: Transfer) -> None:
+        def done() -> None:
             ends[number] = loop.now_s
 
         links.start(source, target, seconds, done)
