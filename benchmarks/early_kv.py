@@ -24,8 +24,7 @@ from ampd.serving import prefill_queue
 from ampd.settings import parse_settings
 from planner import simulate_command
 from planner.simulator.kv_memory import Reloads
-from planner.simulator.rounds import Rounds
-from planner.simulator.transfers import KvTransfers
+from planner.simulator.rounds import KvTransfers, Rounds
 
 
 def early_reloads() -> list[Any]:

@@ -97,7 +97,7 @@ def _as_recorded(round_: SimulatedRound) -> RoundRecord:
 
     From the start of its computation to its first token it counts as prefill, with the work of others between slices.
     """
-    queued_s = round_.prefill.queued_s
+    queued_s = round_.queued_s
     return RoundRecord(
         round_.session_id,
         round_.index,
@@ -109,12 +109,12 @@ def _as_recorded(round_: SimulatedRound) -> RoundRecord:
         error=round_.error,
         decision={
             "route": round_.route,
-            "reason": round_.placed.reason,
+            "reason": round_.reason,
             "incr_tokens": round_.incr_tokens,
             "queued_s": queued_s,
             "ttft_s": round_.ttft_s,
             "prefill_s": max((round_.ttft_s or 0.0) - queued_s, 0.0),
-            "hit_tokens": {"recomputed": round_.prefill.missing_tokens},
+            "hit_tokens": {"recomputed": round_.missing_tokens},
         },
     )
 
@@ -179,7 +179,7 @@ def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequenc
 
 
 def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
-    counts = Counter((record.route, record.placed.reason) for record in run.rounds if record.route)
+    counts = Counter((record.route, record.reason) for record in run.rounds if record.route)
     total = sum(counts.values())
     return [
         [label, str(route), reason, str(count), f"{count / total:.1%}"]
@@ -215,9 +215,7 @@ def _workers(axes: Any, run: SimulationRun, missed: Sequence[MissedRound]) -> No
             linewidth=0,
             label=kind,
         )
-    workers = {
-        (each.session_id, each.index): (each.placed.worker_id, each.placed.decode_worker_id) for each in run.rounds
-    }
+    workers = {(each.session_id, each.index): (each.worker_id, each.decode_worker_id) for each in run.rounds}
     marks = [
         (late.at_s, lanes[worker_id])
         for late in missed

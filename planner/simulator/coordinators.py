@@ -28,11 +28,11 @@ from ampd.serving.placement import (
 from ampd.serving.roles import DueChange, RoleReview, due_changes, rest_s
 from ampd.serving.shared_prefixes import shared_tokens, with_shared
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
-from planner.simulator.outcome import Placed, SimulatedRound
+from planner.simulator.options import World
+from planner.simulator.outcome import SimulatedRound
 from planner.simulator.rounds import Rounds
 from planner.simulator.sessions import ActiveRound, ActiveSession
 from planner.simulator.worker import SimulatedWorker, Views
-from planner.simulator.world import World
 from workloads.trace import kept_tokens
 
 
@@ -195,7 +195,7 @@ class Coordinators:
         task = self._task(session, round_.prompt_tokens, held_tokens)
         shared_tokens = partial(self._shared, record.session_id)
         here = with_shared(task, shared_tokens([view]).get(view.worker_id, 0))
-        record.prefill.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
+        record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
         if session.begun is not None and session.begun.prefill:
             decision = _resumed(session.begun.prefill, decode)
             return Plan(view, decision, here).with_shared(shared_tokens([view, *prefill]))
@@ -237,7 +237,8 @@ class Coordinators:
         """Enter the prefill in its worker's queue."""
         record, decision = round_.record, plan.decision
         worker = round_.prefill = self._workers[decision.worker_id]
-        record.placed = Placed(str(decision.route), decision.reason, worker.worker_id, round_.decode.worker_id)
+        record.route, record.reason = decision.route.value, decision.reason
+        record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
         if round_.moves:
             round_.session.moved_s = self._loop.now_s
             round_.decode.memory.resident.own(record.session_id)

@@ -14,9 +14,9 @@ from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, RunningRound
 from planner.simulator.decode_batch import DecodeBatch, StepRun
 from planner.simulator.kv_memory import KvMemory, Reloads
+from planner.simulator.options import World
 from planner.simulator.outcome import Span
 from planner.simulator.request import Part, Prefilling, SimulatedRequest
-from planner.simulator.world import World
 
 LONGEST_RUN_STEPS = 1 << 60
 """Most decode steps between two events. With 1 each step is an event: the results are the same, but slower."""

@@ -12,40 +12,6 @@ from ampd.types import Slo
 from workloads.results import Attainment, attainment, latency_percentiles, shared_result
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The routing decision of a round.
-
-    Attributes:
-        route, reason: where it is prefilled and which rule decided it; None and "": it is not placed.
-        worker_id, decode_worker_id: the workers that prefill and decode it.
-    """
-
-    route: str | None = None
-    reason: str = ""
-    worker_id: str = ""
-    decode_worker_id: str = ""
-
-
-@dataclass(slots=True)
-class PrefillWork:
-    """What the prefill of a round took.
-
-    Attributes:
-        missing_tokens: history that was prefilled again, because the decode worker had lost its KV.
-        queued_s: from its entry in the prefill queue to the start of its computation.
-        kv_history_tokens, kv_increment_tokens: KV moved to the prefill worker and back.
-    """
-
-    missing_tokens: int = 0
-    queued_s: float = 0.0
-    kv_history_tokens: int = 0
-    kv_increment_tokens: int = 0
-
-
-NOT_PLACED = Placed()
-
-
 @dataclass(slots=True)
 class SimulatedRound:
     """One round; the fields it shares with `workloads.results.RoundRecord` mean the same.
@@ -54,6 +20,11 @@ class SimulatedRound:
         sent_s: when the round was sent, in seconds from the start of the run.
         hist_tokens: context that is kept from earlier rounds; incr_tokens: new tokens of the prompt.
         itl_s: mean gap between the round's tokens; None with fewer than two tokens.
+        route, reason: where it is prefilled and which rule decided it; None and "": it is not placed.
+        worker_id, decode_worker_id: the workers that prefill and decode it.
+        missing_tokens: history that was prefilled again, because the decode worker had lost its KV.
+        queued_s: from its entry in the prefill queue to the start of its computation.
+        kv_history_tokens, kv_increment_tokens: KV moved to the prefill worker and back.
     """
 
     session_id: str
@@ -66,13 +37,14 @@ class SimulatedRound:
     itl_s: float | None = None
     e2e_s: float | None = None
     error: str | None = None
-    placed: Placed = NOT_PLACED
-    prefill: PrefillWork = field(default_factory=PrefillWork)
-
-    @property
-    def route(self) -> str | None:
-        """Where the round was prefilled."""
-        return self.placed.route
+    route: str | None = None
+    reason: str = ""
+    worker_id: str = ""
+    decode_worker_id: str = ""
+    missing_tokens: int = 0
+    queued_s: float = 0.0
+    kv_history_tokens: int = 0
+    kv_increment_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +116,8 @@ class SimulationRun:
     def result(self, slo: Slo, kv_bytes_per_token: int | None = None) -> dict[str, Any]:
         """The shared keys of a result, which a live replay has too."""
         moved = {
-            "history": sum(record.prefill.kv_history_tokens for record in self.rounds),
-            "increment": sum(record.prefill.kv_increment_tokens for record in self.rounds),
+            "history": sum(record.kv_history_tokens for record in self.rounds),
+            "increment": sum(record.kv_increment_tokens for record in self.rounds),
         }
         kv_bytes = {name: tokens * kv_bytes_per_token if kv_bytes_per_token else None for name, tokens in moved.items()}
         result = shared_result(

@@ -9,11 +9,10 @@ from ampd.recent_load import RecentRound
 from ampd.serving.moves import drops_history
 from ampd.serving.prefill_queue import QueueEntry
 from ampd.types import PrefillTask
-from planner.simulator.options import UnderWay
+from planner.simulator.options import UnderWay, World
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.worker import SimulatedWorker
-from planner.simulator.world import World
 from workloads.trace import Round, Session
 
 

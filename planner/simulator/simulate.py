@@ -15,12 +15,11 @@ from ampd.types import Slo
 from planner.simulator.cluster import Cluster
 from planner.simulator.coordinators import Coordinators, RoleKeeper
 from planner.simulator.events import EventLoop
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.rounds import Rounds
 from planner.simulator.sessions import SessionRunner
 from planner.simulator.worker import DelayedViews, SimulatedWorker, Views
-from planner.simulator.world import World
 from workloads.trace import Session
 
 _DEFAULTS = SimulationOptions()

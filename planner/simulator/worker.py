@@ -19,7 +19,7 @@ from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.engine import SimulatedEngine
 from planner.simulator.events import EventLoop, Once
 from planner.simulator.kv_memory import KvMemory, KvStore, Reloads
-from planner.simulator.world import World
+from planner.simulator.options import World
 
 _NO_WINDOW = Window()
 

@@ -29,11 +29,10 @@ from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import NO_PREFIXES, KvMemory, KvStore
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.simulate import simulate
-from planner.simulator.world import World
 from tests.ampd.policies.pools_lab import with_constants
 from workloads.trace import Round, Session, SharedPrefix
 

@@ -33,7 +33,8 @@ def test_macro_steps_equal_single_steps(
     others = {(record.session_id, record.index): record for record in one_by_one.rounds}
     for record in at_once.rounds:
         other = others[record.session_id, record.index]
-        assert (record.placed, record.error) == (other.placed, other.error)
+        for name in ("route", "reason", "worker_id", "decode_worker_id", "error"):
+            assert getattr(record, name) == getattr(other, name)
         for name in ("sent_s", "ttft_s", "itl_s", "e2e_s"):
             ours, theirs = getattr(record, name), getattr(other, name)
             assert ours == theirs or ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.simulator.events import EventLoop
-from planner.simulator.transfers import Links
+from planner.simulator.rounds import Links
 
 untimed = settings(deadline=None)
 
