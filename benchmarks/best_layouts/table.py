@@ -13,7 +13,7 @@ from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
 from benchmarks.geometric import geometric_interval, geometric_mean
 from benchmarks.policies.report import goodput_text, ratio_text
 from benchmarks.policies.settings import Setting
-from planner.intervals import mean_interval
+from planner.layout.candidate import mean_interval
 
 Outcomes = Mapping[Setting, Sequence[Outcome]]
 """By setting: an outcome per seed."""

@@ -11,7 +11,7 @@ from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED_OURS, OURS
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
-from planner.intervals import Interval
+from planner.layout.candidate import Interval
 
 TITLES = {
     "sustained_rounds": "sustained goodput of rounds",

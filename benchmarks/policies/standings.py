@@ -10,7 +10,7 @@ from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import USUAL, Condition, Contestant, Found, Point
 from benchmarks.policies.contestants import OUR_PARTS, OURS, REFERENCES
 from benchmarks.policies.settings import Setting
-from planner.intervals import Interval, mean_interval
+from planner.layout.candidate import Interval, mean_interval
 
 Groups = dict[str, list[Setting]]
 """Settings by the name of their group."""

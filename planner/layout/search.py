@@ -14,11 +14,10 @@ from statistics import fmean
 
 from ampd.reports.figures import format_number
 from ampd.types import Role
-from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate
+from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, next_rate
 from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.fluid import fewest_gpus, most_rate, proposals
-from planner.layout.goodput import next_rate
 from planner.layout.layout import Layout
 from planner.layout.neighbours import neighbours
 from planner.layout.trial import DECIDES, LONG, RANKS, SHORT, TrialTask

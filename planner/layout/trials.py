@@ -12,8 +12,8 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from planner.layout.case import PlanCase
-from planner.layout.processes import Processes
 from planner.layout.trial import TimeOverError, Trial, TrialTask
+from planner.parallel import Processes
 
 BUDGET_S = 60.0
 """Longest time of the trials of a plan, unless named."""
