@@ -24,7 +24,7 @@ from ampd.serving import prefill_queue
 from ampd.settings import parse_settings
 from planner import simulate_command
 from planner.simulator.kv_memory import Reloads
-from planner.simulator.rounds import KvTransfers, Rounds
+from planner.simulator.rounds import Links, Rounds
 
 
 def early_reloads() -> list[Any]:
@@ -47,7 +47,7 @@ def early_reloads() -> list[Any]:
 def early_reads() -> list[Any]:
     """Reads of histories that began when their round entered the queue."""
     waited_s = 0.0
-    fetch, move = Rounds._fetch_history, KvTransfers.move
+    fetch, move = Rounds._fetch_history, Links.move
 
     def fetched(self: Rounds, round_: Any, entry: Any) -> None:
         nonlocal waited_s
@@ -55,18 +55,18 @@ def early_reads() -> list[Any]:
         fetch(self, round_, entry)
 
     def moved(
-        self: KvTransfers, kind: str, session: str, source: Any, target: Any, tokens: int, arrived: Callable[[], None]
+        self: Links, kind: str, session: str, source: Any, target: Any, tokens: int, arrived: Callable[[], None]
     ) -> None:
         if kind != "kv-history" or not tokens or not waited_s:
             move(self, kind, session, source, target, tokens, arrived)
             return
         read_s = self._kv_read_s + self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
         if read_s > waited_s:
-            self._links.start(source.worker_id, target.worker_id, read_s - waited_s, arrived)
+            self.start(source.worker_id, target.worker_id, read_s - waited_s, arrived)
         else:
             arrived()
 
-    return [patch.object(Rounds, "_fetch_history", fetched), patch.object(KvTransfers, "move", moved)]
+    return [patch.object(Rounds, "_fetch_history", fetched), patch.object(Links, "move", moved)]
 
 
 def no_pass_ahead() -> list[Any]:

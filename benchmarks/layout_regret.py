@@ -39,10 +39,9 @@ from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.layout import Layout, replicas_of
 from planner.layout.plan import Wishes, make_plan
-from planner.layout.trial import Horizon, Trial, TrialTask
+from planner.layout.trial import IN_TIME, Horizon, Trial, TrialTask
 from planner.layout.trials import BUDGET_S
 from planner.simulator.options import SimulationOptions
-from planner.sustained import IN_TIME
 from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace
 

@@ -23,7 +23,7 @@ from ampd.types import Parallelism
 from planner.case_settings import provenance_of
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.case import PlanCase
-from planner.layout.demand import Demand, demand_of
+from planner.layout.costs import Demand, demand_of
 from planner.layout.explain import (
     Slack,
     gpus_text,

@@ -12,24 +12,23 @@ from typing import Any
 import numpy as np
 
 from ampd.reports.figures import format_ms, format_number, format_share
-from ampd.reports.page import (
+from ampd.reports.page import Section, write_page
+from ampd.reports.plots import (
     FULL_CARD_WIDTH,
     HALF_CARD,
     TARGET_COLOUR,
-    Section,
     colours,
     draw_cdf,
     legend_above,
     mark_missed,
     svg,
-    write_page,
 )
 from ampd.types import ATTAINMENT, Slo
 from planner.combination import Combination, papers_note
 from planner.layout.explain import BINDS, gpus_text, rate_text
 from planner.layout.layout import layout_label
+from planner.layout.trial import IN_TIME
 from planner.simulator.outcome import SimulatedRound, SimulationRun
-from planner.sustained import IN_TIME
 from workloads.missed_rounds import MissedRound, missed_rounds
 from workloads.results import PromptTokens, RoundRecord, local_share
 
@@ -219,9 +218,10 @@ def write_simulation_report(
     """Write the report of all combinations. Raises `RunError` if the file cannot be written."""
     rate, shown = _at_one_rate(combinations, runs)
     suffix = f" at {rate:g} sessions/s" if rate else ""
+    rows = [_row(each.label, result) for each, result in zip(combinations, whole["results"], strict=True)]
     reasons = [row for label, run in shown.items() for row in _reasons(label, run)]
     sections = [
-        Section("Results", head=_HEAD, rows=_rows(combinations, whole["results"])),
+        Section("Results", head=_HEAD, rows=rows),
         *_attainments(combinations, whole["results"]),
         *_distributions(shown, slo, suffix),
         Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=reasons),
@@ -314,10 +314,6 @@ def _missed_section(title: str, missed: Sequence[MissedRound]) -> Section:
 
 
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")
-
-
-def _rows(combinations: Sequence[Combination], results: Sequence[dict[str, Any]]) -> list[list[str]]:
-    return [_row(combination.label, result) for combination, result in zip(combinations, results, strict=True)]
 
 
 def _row(label: str, result: dict[str, Any]) -> list[str]:

@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ampd.reports.figures import format_bytes, format_ms, format_share
-from ampd.reports.page import (
-    FULL_CARD_WIDTH,
-    HALF_CARD,
-    draw_cdf,
-    legend_above,
-    mark_missed,
-    svg,
-    template_environment,
-    write_html,
-)
+from ampd.reports.page import template_environment, write_html
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, mark_missed, svg
 from ampd.types import Slo
 from workloads.missed_rounds import MissedRound, missed_rounds
 from workloads.result_table import prompt_tokens_note

@@ -7,14 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ampd.reports.page import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, Section, legend_above, svg, write_page
+from ampd.reports.page import Section, write_page
+from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, legend_above, svg
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.contest import TARGET, Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS
 from benchmarks.policies.report import TITLES
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
-from planner.sustained import IN_TIME, TIME_FACTOR
+from planner.layout.trial import IN_TIME, TIME_FACTOR
 
 _COLOURS = {
     "ours": "#2f6fde",

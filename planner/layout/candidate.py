@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 from scipy.special import stdtrit
 
 from planner.layout.layout import Layout
-from planner.layout.trial import Trial
-from planner.sustained import IN_TIME
+from planner.layout.trial import IN_TIME, Trial
 
 CHOOSING, HELD_OUT = (0, 1, 2), (3, 4, 5)
 """The seeds that choose layouts, and those with which a chosen one is tried again."""
@@ -25,30 +24,15 @@ _SAME = 1.005
 """Rates that are less than this factor apart are one rate, because a difference between them would be chance."""
 
 
-class Interval(NamedTuple):
-    """A mean, and half the width of its 95 % confidence interval by Student's t; infinite with a single value.
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the 95 % confidence interval of a mean, by Student's t; infinite with a single value.
 
-    `seeds`: how many values.
+    The values are independent and about normal, as results of seeds.
     """
-
-    mean: float
-    half: float
-    seeds: int
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Of independent values that are about normal, as results of seeds.
-
-    Raises:
-        ValueError: no value.
-    """
-    if not values:
-        raise ValueError("no values")
     count = len(values)
     if count == 1:
-        return Interval(values[0], inf, 1)
-    quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
-    return Interval(fmean(values), quantile * stdev(values) / sqrt(count), count)
+        return inf
+    return float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * stdev(values) / sqrt(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +52,10 @@ class Figure:
             mean: another value than their mean.
             least, most: the interval ends there.
         """
-        middle, half, seeds = mean_interval(values)
-        middle = middle if mean is None else mean
+        middle, half = fmean(values) if mean is None else mean, half_width(values)
         if not isfinite(half):
-            return cls(middle, None, None, seeds)
-        return cls(middle, max(middle - half, least), min(middle + half, most), seeds)
+            return cls(middle, None, None, len(values))
+        return cls(middle, max(middle - half, least), min(middle + half, most), len(values))
 
     def times(self, factor: float) -> Figure:
         """The figure in another unit."""

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampd.types import Parallelism, Role
-from planner.simulator.cluster import Cluster, ReplicaGroup
+from ampd.types import Role
 
 Replicas = tuple[tuple[int, int], ...]
 """(degree, replicas) in ascending order of degree, without zeros."""
@@ -30,18 +29,6 @@ class Layout:
     @property
     def gpus(self) -> int:
         return sum(degree * replicas for group in self.groups.values() for degree, replicas in group)
-
-    def cluster(
-        self, kv_capacity_tokens: Mapping[int, int], max_context_tokens: int, kv_store_tokens: Mapping[int, int]
-    ) -> Cluster:
-
-        def groups(replicas: Replicas) -> tuple[ReplicaGroup, ...]:
-            return tuple(
-                ReplicaGroup(count, Parallelism(degree), kv_capacity_tokens[degree], kv_store_tokens.get(degree, 0))
-                for degree, count in replicas
-            )
-
-        return Cluster(groups(self.decode), groups(self.prefill), max_context_tokens, groups(self.mixed))
 
     def as_dict(self) -> dict[str, Any]:
         """The layout in the form of a plan's result. Mixed replicas are listed only if there are any."""

@@ -16,8 +16,7 @@ from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, Figure
 from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.fluid import fewest_gpus
-from planner.layout.neighbours import filled, scaled
-from planner.layout.search import Search
+from planner.layout.search import Search, filled, scaled
 from planner.layout.trial import ONCE, TimeOverError, TrialTask
 from planner.layout.trials import BUDGET_S, Trials
 

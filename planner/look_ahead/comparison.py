@@ -116,12 +116,11 @@ class Replay:
         Both replays served the same rounds, so only rounds count that exactly one of the two met. Chance would divide
         these rounds evenly. The difference must be `deviations` standard deviations (McNemar's test).
         """
-        won, lost = len(self.met - other.met), len(other.met - self.met)
-        return self.gains(other, gain) and won - lost >= deviations * sqrt(won + lost)
+        return self.gains(other, gain) and self.more_rounds(other) >= deviations * sqrt(len(self.met ^ other.met))
 
     def more_rounds(self, other: Replay) -> int:
         """How many rounds more it met than the other one; below 0: fewer."""
-        return len(self.met - other.met) - len(other.met - self.met)
+        return len(self.met) - len(other.met)
 
     def gains(self, other: Replay, gain: float) -> bool:
         """Whether its share is higher by `gain`, even if by chance."""
@@ -245,9 +244,8 @@ class Outlook:
         pairs = [(self.soon, other.soon)]
         if self.later is not None and other.later is not None:
             pairs.append((self.later, other.later))
-        won = sum(len(mine.met - theirs.met) for mine, theirs in pairs)
-        lost = sum(len(theirs.met - mine.met) for mine, theirs in pairs)
-        return won > lost and won - lost >= 2 * sqrt(won + lost)
+        more = sum(mine.more_rounds(theirs) for mine, theirs in pairs)
+        return more > 0 and more >= 2 * sqrt(sum(len(mine.met ^ theirs.met) for mine, theirs in pairs))
 
 
 class Comparison:

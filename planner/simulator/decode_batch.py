@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf, sqrt
+from math import sqrt
 
 from ampd.types import RunningRound, Window
 from planner.simulator.outcome import GapRun
@@ -77,14 +77,11 @@ class GapWindow:
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
         self._entries: deque[_Entry] = deque()
-        self._oldest_s = inf  # when the first step of the oldest entry ended
         self._sum_s = 0.0
         self._count = 0
 
     def add(self, first_end_s: float, run: GapRun) -> None:
         """Enter a finished run whose first step ended at `first_end_s`; runs come in the order of their ends."""
-        if not self._entries:
-            self._oldest_s = first_end_s
         self._entries.append((first_end_s, run))
         self._sum_s += _sum_s(run)
         self._count += run.steps * run.batch
@@ -101,8 +98,6 @@ class GapWindow:
         return Window(sum_s / count, count) if count else _EMPTY
 
     def _drop(self, horizon_s: float) -> None:
-        if self._oldest_s > horizon_s:
-            return
         entries = self._entries
         while entries and entries[0][0] <= horizon_s:
             entry = entries.popleft()
@@ -113,7 +108,6 @@ class GapWindow:
                 entries.appendleft(rest)
                 self._sum_s += _sum_s(rest[1])
                 self._count += rest[1].steps * rest[1].batch
-        self._oldest_s = entries[0][0] if entries else inf
         if not entries:
             self._sum_s = 0.0
 

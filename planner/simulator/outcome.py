@@ -51,6 +51,11 @@ class SimulatedRound:
     kv_history_tokens: int = 0
     kv_increment_tokens: int = 0
 
+    @property
+    def ended_s(self) -> float:
+        """When its last token came; a refused round ends as it is sent."""
+        return self.sent_s + (self.e2e_s or 0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:

@@ -12,7 +12,6 @@ from ampd.serving.kv_tiers import history_tokens, reusable_tokens
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
 from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, left_before, with_held
 from ampd.types import PrefillTask
-from planner.simulator.events import EventLoop
 from planner.simulator.options import World
 from planner.simulator.outcome import Span
 from planner.simulator.request import SimulatedRequest
@@ -43,10 +42,40 @@ class Transfer:
 class Links:
     """One full-duplex link per worker. A transfer gets an equal share of the more crowded of its two ends."""
 
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
+    def __init__(self, world: World) -> None:
+        self._loop = world.loop
+        self._model = world.model
+        self._kv_read_s = world.options.kv_read_s
+        self._spans = world.spans
         self._out: dict[str, list[Transfer]] = {}
         self._in: dict[str, list[Transfer]] = {}
+
+    def move(
+        self,
+        kind: str,
+        session_id: str,
+        source: SimulatedWorker,
+        target: SimulatedWorker,
+        tokens: int,
+        arrived: Callable[[], None],
+    ) -> None:
+        """Move KV, and record that in the timeline. Calls `arrived` when it is there: at once if there are no tokens.
+
+        `kind`: as in `Span`.
+        """
+        if not tokens:
+            arrived()
+            return
+        started_s = self._loop.now_s
+        seconds = self._kv_read_s + self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
+
+        def done() -> None:
+            if self._spans is not None:
+                detail: dict[str, Any] = {"session": session_id, "tokens": tokens, "from": source.worker_id}
+                self._spans.append(Span(target.worker_id, "kv-in", kind, started_s, self._loop.now_s, detail))
+            arrived()
+
+        self.start(source.worker_id, target.worker_id, seconds, done)
 
     def start(self, source: str, target: str, seconds: float, done: Callable[[], None]) -> None:
         """Begin a transfer that takes `seconds` alone on its links; `done()` is called at its end."""
@@ -84,41 +113,6 @@ class Links:
         transfer.done()
 
 
-class KvTransfers:
-    """Moves KV over the workers' links, and records it in the timeline."""
-
-    def __init__(self, world: World) -> None:
-        self._loop = world.loop
-        self._model = world.model
-        self._kv_read_s = world.options.kv_read_s
-        self._spans = world.spans
-        self._links = Links(world.loop)
-
-    def move(
-        self,
-        kind: str,
-        session_id: str,
-        source: SimulatedWorker,
-        target: SimulatedWorker,
-        tokens: int,
-        arrived: Callable[[], None],
-    ) -> None:
-        """Call `arrived` when the tokens are there: at once if there are none. `kind`: as in `Span`."""
-        if not tokens:
-            arrived()
-            return
-        started_s = self._loop.now_s
-        seconds = self._kv_read_s + self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
-
-        def done() -> None:
-            if self._spans is not None:
-                detail: dict[str, Any] = {"session": session_id, "tokens": tokens, "from": source.worker_id}
-                self._spans.append(Span(target.worker_id, "kv-in", kind, started_s, self._loop.now_s, detail))
-            arrived()
-
-        self._links.start(source.worker_id, target.worker_id, seconds, done)
-
-
 class Rounds:
     """Takes rounds through the queue of their prefill worker, and remote ones over to their decode worker.
 
@@ -131,7 +125,7 @@ class Rounds:
         self._hand_over_s = world.options.hand_over_s
         self._page = world.options.page_size_tokens
         self._is_sliced = not world.policies.slicing.is_whole
-        self._transfers = KvTransfers(world)
+        self._links = Links(world)
         self._finish = finish
         self._joined: dict[Pass, list[ActiveRound]] = {}
 
@@ -163,7 +157,7 @@ class Rounds:
             source.memory.unprotect(session_id)
             target.queue.fetched(entry)
 
-        self._transfers.move("kv-history", session_id, source, target, tokens, arrived)
+        self._links.move("kv-history", session_id, source, target, tokens, arrived)
 
     def _join(self, round_: ActiveRound, entry: QueueEntry) -> None:
         """The round's pass has a slot. The last member whose turn comes starts the pass."""
@@ -313,7 +307,7 @@ class Rounds:
             source.memory.unprotect(session_id)
             self._decode(round_, first_token_s)
 
-        self._transfers.move("kv-increment", session_id, source, target, tokens, arrived)
+        self._links.move("kv-increment", session_id, source, target, tokens, arrived)
 
     def _decode(self, round_: ActiveRound, first_token_s: float) -> None:
         record, worker = round_.record, round_.decode

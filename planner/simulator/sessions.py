@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from ampd.recent_load import RecentRound
@@ -95,40 +95,6 @@ class ActiveRound:
         return max(self.behind_tokens + self.read_tokens - held_tokens, 0)
 
 
-class WarmStart:
-    """Binds sessions that are under way to their owners.
-
-    Those of no known owner go to the workers that own the least KV, in the order of their first rounds.
-    """
-
-    def __init__(self, under_way: Mapping[str, UnderWay], workers: Sequence[SimulatedWorker]) -> None:
-        self._under_way = under_way
-        self._workers = {worker.worker_id: worker for worker in workers}
-        self._given_tokens = {worker.worker_id: 0 for worker in workers if worker.role.owns_sessions}
-        for begun in under_way.values():
-            if begun.owner in self._given_tokens:
-                self._given_tokens[begun.owner] += begun.context_tokens
-
-    def place(self, session: ActiveSession) -> None:
-        """Bind a session that is under way. The worker holds its KV, as far as there is room."""
-        begun = self._under_way.get(session.session_id)
-        if begun is None:
-            return
-        session.begun = begun
-        owner, tokens = begun.owner, begun.context_tokens
-        if not owner and not tokens:
-            return
-        if not owner:
-            owner = min(self._given_tokens, key=lambda each: self._given_tokens[each])
-            self._given_tokens[owner] += tokens
-        worker = self._workers[owner]
-        if tokens and worker.memory.reserve(session.session_id, tokens):
-            worker.memory.settle(session.session_id, tokens)
-        session.context_tokens = tokens
-        session.decode = worker
-        session.users.add(worker)
-
-
 class SessionRunner:
     """Sends the rounds of sessions and records their ends.
 
@@ -154,7 +120,12 @@ class SessionRunner:
         self._slo = world.slo
         self._prefixes = world.prefixes
         self._page_tokens = world.options.page_size_tokens
-        self._warm_start = WarmStart(world.options.under_way, workers)
+        self._under_way = world.options.under_way
+        self._workers = {worker.worker_id: worker for worker in workers}
+        self._given_tokens = {worker.worker_id: 0 for worker in workers if worker.role.owns_sessions}
+        for begun in self._under_way.values():
+            if begun.owner in self._given_tokens:
+                self._given_tokens[begun.owner] += begun.context_tokens
         self._send = send
         self._on_round = on_round
 
@@ -172,8 +143,28 @@ class SessionRunner:
             page = self._page_tokens
             tokens = session.shared_prefix.tokens // page * page
             self._prefixes[session.session_id] = SessionPrefix(session.shared_prefix.id, tokens)
-        self._warm_start.place(active)
+        if (begun := self._under_way.get(session.session_id)) is not None:
+            self._bind(active, begun)
         return active
+
+    def _bind(self, session: ActiveSession, begun: UnderWay) -> None:
+        """Bind a session that is under way to its owner. The owner holds its KV, as far as there is room.
+
+        One of no known owner goes to the worker that owns the least KV.
+        """
+        session.begun = begun
+        owner, tokens = begun.owner, begun.context_tokens
+        if not owner and not tokens:
+            return
+        if not owner:
+            owner = min(self._given_tokens, key=lambda each: self._given_tokens[each])
+            self._given_tokens[owner] += tokens
+        worker = self._workers[owner]
+        if tokens and worker.memory.reserve(session.session_id, tokens):
+            worker.memory.settle(session.session_id, tokens)
+        session.context_tokens = tokens
+        session.decode = worker
+        session.users.add(worker)
 
     def finish(self, round_: ActiveRound, now_s: float) -> None:
         """The round's last token is out."""

@@ -70,14 +70,12 @@ def simulate(
     coordinators = Coordinators(world, workers, views, cluster.max_context_tokens, rounds, runner.end)
     keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
-    idle = [session_id for session_id, begun in options.under_way.items() if begun.is_idle]
-    by_id = {session.session_id: session for session in sessions} if idle else {}
-    for session_id in idle:
-        runner.wait(by_id[session_id])
-    waiting = frozenset(idle)
-    for session in sessions:
-        if session.session_id not in waiting:
-            loop.at(session.arrival_s, runner.arrive, session)
+    coming = {session.session_id: session for session in sessions}
+    for session_id, begun in options.under_way.items():
+        if begun.is_idle:
+            runner.wait(coming.pop(session_id))
+    for session in coming.values():
+        loop.at(session.arrival_s, runner.arrive, session)
     if options.gaps_from_s:
         loop.at(options.gaps_from_s, lambda _: world.gaps.clear())
     with _rare_collections():

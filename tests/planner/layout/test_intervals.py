@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from planner.layout.candidate import mean_interval
+from benchmarks.intervals import mean_interval
 
 
 def test_a_confidence_interval_is_students() -> None:
