@@ -22,7 +22,6 @@ from ampd.settings import parse_settings
 from ampd.types import Parallelism
 from planner.case_settings import provenance_of
 from planner.layout.candidate import Candidate, Figure
-from planner.layout.case import PlanCase
 from planner.layout.costs import Demand, demand_of
 from planner.layout.explain import (
     Slack,
@@ -34,7 +33,7 @@ from planner.layout.explain import (
     slack_of,
     summary,
 )
-from planner.layout.layout import Layout, layout_label
+from planner.layout.layout import Layout, PlanCase, layout_label
 from planner.layout.plan import MORE_LOAD, Plan, Wishes, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.plan_settings import PlanSettings

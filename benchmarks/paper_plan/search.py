@@ -16,9 +16,8 @@ from ampd.policies.registry import create_named
 from benchmarks.paper_plan.curve_cache import CurveCache, digest_sessions, key_of
 from benchmarks.paper_plan.load_curves import LEVELS, LoadCurve, Question, load_curve
 from benchmarks.paper_plan.programme import Capacities, Choice, best_layouts
-from planner.layout.case import PlanCase
 from planner.layout.costs import demand_of, even_choice
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, PlanCase
 from planner.parallel import in_parallel
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate

@@ -8,8 +8,7 @@ from math import exp, sqrt
 
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.types import Parallelism
-from planner.layout.case import PlanCase
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, PlanCase
 from workloads.trace import Session
 
 _SPREAD = 1.645

@@ -15,12 +15,10 @@ from statistics import fmean
 from ampd.reports.figures import format_number
 from ampd.types import Role
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, next_rate
-from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.fluid import fewest_gpus, most_rate, proposals
-from planner.layout.layout import Layout, replicas_of
-from planner.layout.trial import DECIDES, LONG, RANKS, SHORT, TrialTask
-from planner.layout.trials import Trials
+from planner.layout.layout import Layout, PlanCase, replicas_of
+from planner.layout.trial import DECIDES, LONG, RANKS, SHORT, Trials, TrialTask
 
 FINALISTS = 6
 """Layouts whose goodput is searched with several seeds."""

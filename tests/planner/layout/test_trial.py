@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.perf.scaled import ScaledModel
-from planner.layout.case import PlanCase
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, PlanCase
 from planner.layout.trial import SHORT, Horizon, Trial, TrialTask
 from workloads.trace import Round, Session
 
