@@ -23,17 +23,16 @@ os.environ["AMPD_COMPILED"] = "0"  # the methods of compiled classes cannot be r
 from ampd.serving import prefill_queue
 from ampd.settings import parse_settings
 from planner import simulate_command
-from planner.simulator.prefills import Prefills
-from planner.simulator.reloads import Reloads
-from planner.simulator.transfers import KvTransfers
+from planner.simulator.kv_memory import Reloads
+from planner.simulator.rounds import Links, Rounds
 
 
 def early_reloads() -> list[Any]:
     """Copies to the device that began when their round entered the queue."""
     waited_s: dict[str, float] = {}
-    join, admit = Prefills._join, Reloads.admit
+    join, admit = Rounds._join, Reloads.admit
 
-    def joined(self: Prefills, round_: Any, entry: Any) -> None:
+    def joined(self: Rounds, round_: Any, entry: Any) -> None:
         if not round_.is_started:
             waited_s[round_.record.session_id] = self._loop.now_s - entry.task.arrival_s
         join(self, round_, entry)
@@ -42,32 +41,32 @@ def early_reloads() -> list[Any]:
         admit(self, request)
         request.reload_s = max(0.0, request.reload_s - waited_s.pop(request.session_id, 0.0))
 
-    return [patch.object(Prefills, "_join", joined), patch.object(Reloads, "admit", admitted)]
+    return [patch.object(Rounds, "_join", joined), patch.object(Reloads, "admit", admitted)]
 
 
 def early_reads() -> list[Any]:
     """Reads of histories that began when their round entered the queue."""
     waited_s = 0.0
-    fetch, move = Prefills._fetch_history, KvTransfers.move
+    fetch, move = Rounds._fetch_history, Links.move
 
-    def fetched(self: Prefills, round_: Any, entry: Any) -> None:
+    def fetched(self: Rounds, round_: Any, entry: Any) -> None:
         nonlocal waited_s
         waited_s = self._loop.now_s - entry.task.arrival_s
         fetch(self, round_, entry)
 
     def moved(
-        self: KvTransfers, kind: str, session: str, source: Any, target: Any, tokens: int, arrived: Callable[[], None]
+        self: Links, kind: str, session: str, source: Any, target: Any, tokens: int, arrived: Callable[[], None]
     ) -> None:
         if kind != "kv-history" or not tokens or not waited_s:
             move(self, kind, session, source, target, tokens, arrived)
             return
         read_s = self._kv_read_s + self._model.kv_transfer_s(tokens, source.parallelism, target.parallelism)
         if read_s > waited_s:
-            self._links.start(source.worker_id, target.worker_id, read_s - waited_s, lambda _: arrived())
+            self.start(source.worker_id, target.worker_id, read_s - waited_s, arrived)
         else:
             arrived()
 
-    return [patch.object(Prefills, "_fetch_history", fetched), patch.object(KvTransfers, "move", moved)]
+    return [patch.object(Rounds, "_fetch_history", fetched), patch.object(Links, "move", moved)]
 
 
 def no_pass_ahead() -> list[Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import exp, inf, log
 from statistics import fmean
 
-from planner.intervals import mean_interval
+from benchmarks.intervals import mean_interval
 
 
 def geometric_mean(values: Sequence[float]) -> float:

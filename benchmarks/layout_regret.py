@@ -35,14 +35,11 @@ from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
 from ampd.types import Parallelism, Slo
 from benchmarks.rate_search import RateSearch
-from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
-from planner.layout.layout import Layout, replicas_of
+from planner.layout.layout import Layout, PlanCase, replicas_of
 from planner.layout.plan import Wishes, make_plan
-from planner.layout.trial import Horizon, Trial, TrialTask
-from planner.layout.trials import BUDGET_S
+from planner.layout.trial import BUDGET_S, IN_TIME, Horizon, Trial, TrialTask
 from planner.simulator.options import SimulationOptions
-from planner.sustained import IN_TIME
 from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace
 

@@ -41,8 +41,7 @@ SIMULATIONS = {
     " --routing ampd,ampd(alpha=0.7,beta=0.5) --ordering ampd,ampd(window=8),fcfs --slicing whole",
     "delayed views": f"{_TAU} {_SPLIT} --rate 5 --limit 200 --ttft 0.5 --itl 0.04 --seed 8 --state-delay-s 0.05"
     " --coordinators 3 --dispatch-s 0.003 --hand-over-s 0.002 --kv-read-s 0.004 --routing predictive,ampd",
-    "chunked prefill": f"{_CODING} {_SPLIT} --rate 0.3 --limit 30 --ttft 2 --itl 0.05 --seed 9 --chunk-tokens 512"
-    " --no-hand-over-pass",
+    "no hand-over pass": f"{_CODING} {_SPLIT} --rate 0.3 --limit 30 --ttft 2 --itl 0.05 --seed 9 --no-hand-over-pass",
     "elastic pools": f"{_TAU} {_SPLIT} --rate 8 --limit 200 --ttft 0.5 --itl 0.04 --seed 10"
     " --pools predictive,arrow,static --binding predictive",
     "little memory": f"{_TAU} {_SPLIT} --rate 4 --limit 150 --ttft 0.5 --itl 0.04 --seed 11 --kv-capacity-tokens 60000",

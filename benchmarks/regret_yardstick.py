@@ -22,8 +22,7 @@ from typing import Any
 
 from benchmarks.layout_regret import INSTANCES, every_layout, kept_path
 from benchmarks.trial_error import long_goodput
-from planner.layout.case import PlanCase
-from planner.layout.layout import Layout
+from planner.layout.layout import Layout, PlanCase
 
 
 def searched(case: PlanCase, path: Path) -> list[tuple[Layout, float]]:

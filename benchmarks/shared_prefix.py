@@ -111,7 +111,7 @@ def outcome(load: Load, case: tuple[Contestant, float, int]) -> Outcome:
         load.slo,
         SimulationOptions(seed=seed, knows_prefixes=contestant.knows_prefixes),
     )
-    shares, reasons = done.attainment(load.slo), Counter(record.placed.reason for record in done.rounds)
+    shares, reasons = done.attainment(load.slo), Counter(record.reason for record in done.rounds)
     initial = [record.ttft_s for record in done.rounds if record.index == 0 and record.ttft_s is not None]
     p50_s, p95_s = (float(np.percentile(initial, percent)) for percent in (50, 95))
     return Outcome(shares.rounds, shares.sessions, p50_s, p95_s, reasons["hopeless"] / len(done.rounds))

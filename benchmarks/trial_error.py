@@ -21,13 +21,11 @@ from typing import Any
 
 from benchmarks.layout_regret import Instance
 from benchmarks.rate_search import RateSearch
-from planner.layout.case import PlanCase
+from benchmarks.sustained import in_time_share
 from planner.layout.costs import costs_of
-from planner.layout.layout import Layout
-from planner.layout.population import population_of
-from planner.layout.trial import LONG, SHORT, Horizon, TrialTask
+from planner.layout.layout import Layout, PlanCase
+from planner.layout.trial import IN_TIME, LONG, SHORT, Horizon, TrialTask
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME, in_time_share
 
 _PRECISION = 1.02
 _LONG_SEED = 4711
@@ -74,7 +72,7 @@ class _Carried:
 
 def long_simulation(case: PlanCase, layout: Layout, rate: float, lifetimes: float) -> tuple[float, float]:
     """The shares of the rounds that met their targets, and of the sessions that ended in time."""
-    population = population_of(case.sessions, case.slo)
+    population = case.population
     rng = random.Random(_LONG_SEED)
     count = round(rate * lifetimes * population.lifetime_s)
     sessions, now_s = [], 0.0

@@ -3,24 +3,42 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from statistics import fmean
+from typing import Any
 
 from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.expectations import disagreement
 from ampd.policies.registry import create_named
-from ampd.reports.figures import format_number
+from ampd.reports.figures import format_number, format_share
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
-from planner.layout.case import PlanCase
+from planner.case_settings import provenance_of
+from planner.layout.candidate import Candidate, Figure
+from planner.layout.costs import Demand, demand_of
+from planner.layout.explain import (
+    Slack,
+    gpus_text,
+    headroom_of,
+    p95_over_target,
+    rate_text,
+    sentences,
+    slack_of,
+    summary,
+)
+from planner.layout.layout import Layout, PlanCase, layout_label
+from planner.layout.plan import MORE_LOAD, Plan, Wishes, make_plan
 from planner.manifest.planned import check_flags, write_plan
-from planner.plan_result import planned
 from planner.plan_settings import PlanSettings
-from planner.plan_table import plan_table
 from planner.simulator.options import SimulationOptions
+from workloads.results import local_share
 from workloads.trace import Session, load_trace
 
 PROG = "ampd plan"
@@ -57,9 +75,9 @@ def run(argv: Sequence[str]) -> int:
     if needs and not settings.as_json:
         print("\n".join(needs), flush=True)
     if settings.report:
-        from planner.plan_report import write_report
+        from planner.reports import write_plan_report
 
-        write_report(settings.report, result)
+        write_plan_report(settings.report, result)
     if error is not None:
         raise error
     return 0
@@ -148,3 +166,170 @@ def _own_rate(sessions: Sequence[Session], trace: str) -> float:
     rate = (len(sessions) - 1) / span_s
     print(f"{PROG}: planning for the trace's own rate, {format_number(rate)} sessions/s", file=sys.stderr)
     return rate
+
+
+# -- the result, as `--json` prints it
+
+_HOUR_S = 3600
+
+
+def planned(
+    settings: PlanSettings, case: PlanCase, left_out: Mapping[int, str], model: PiecewiseModel, argv: Sequence[str]
+) -> tuple[dict[str, Any], list[Layout]]:
+    """The object that `--json` prints, and the layouts, best first. `argv`: the arguments of the command."""
+    plan = make_plan(case, Wishes(settings.use_all, settings.top, settings.jobs, settings.budget_s))
+    demand = demand_of(replace(case, rate=plan.rate))
+    slacks = [slack_of(each, plan, case, demand) for each in plan.layouts]
+    result = {
+        "layouts": [
+            _layout(each, slack, plan, case) | _cost(each, plan.rate, settings)
+            for each, slack in zip(plan.layouts, slacks, strict=True)
+        ],
+        "summary": summary(plan, case),
+        "explanation": sentences(plan, case, left_out, slacks[0] if slacks else None),
+        "meets_slo": plan.carries,
+        "next_step": _next_step(plan, case, settings),
+        "more_load": _more_load(plan),
+        "attainment_level": case.attainment,
+        "gpus": case.gpus,
+        "rate": plan.rate,
+        "slo": {"ttft": case.slo.ttft_s, "itl": case.slo.itl_s},
+        "routing": case.routing,
+        "ordering": case.ordering,
+        "slicing": case.slicing,
+        "trace": settings.trace,
+        "seed": settings.seed,
+        "resident_kv_tokens": demand.resident_kv_tokens,
+        **_store_figures(demand, case),
+        "performance_model": provenance_of(model),
+        "manifest": None if settings.output_manifest is None else str(settings.output_manifest),
+        "manifest_warnings": [],
+        "gpu_price": settings.gpu_price,
+        "command": shlex.join(["ampd", "plan", *argv]),
+        "version": version("ampd"),
+        "uses_all": settings.use_all,
+        "scale": plan.scale,
+        "trials": plan.trials,
+        "stopped": plan.stopped or None,
+        "seconds": 0.0,
+    }
+    return result, [each.layout for each in plan.layouts]
+
+
+def _store_figures(demand: Demand, case: PlanCase) -> dict[str, Any]:
+    """The running KV, and the host memory of a replica by degree, where replicas have KV stores."""
+    if not case.kv_store_tokens:
+        return {}
+    tokens = {str(degree): tokens for degree, tokens in case.kv_store_tokens.items()}
+    return {"running_kv_tokens": demand.running_kv_tokens, "kv_store_tokens": tokens}
+
+
+def _layout(candidate: Candidate, slack: Slack, plan: Plan, case: PlanCase) -> dict[str, Any]:
+    goodput = candidate.figure()
+    return {
+        **candidate.layout.as_dict(),
+        "objective": p95_over_target(candidate, plan.rate, case),
+        "headroom": headroom_of(candidate, plan.rate),
+        "meets_slo": candidate.carries(plan.rate),
+        "attainment": asdict(candidate.attainment(plan.rate)),
+        "goodput": None if goodput is None else asdict(goodput),
+        "curve": _curve(candidate),
+        "slack": {name: value for name, value in asdict(slack).items() if value is not None},
+        "simulated": candidate.simulated(plan.rate),
+    }
+
+
+def _curve(candidate: Candidate) -> list[dict[str, Any]]:
+    """The rates that were tried with the first seed. A trial that was stopped knows only the most that its shares can
+    be. If the goodput is known, it decides which rates are carried."""
+    level = candidate.attainment_level
+    return [
+        {
+            "rate": rate,
+            "attainment": trial.met if trial.is_whole else trial.most,
+            "sessions_in_time": trial.in_time,
+            "is_most": not trial.is_whole,
+            "carries": rate <= candidate.most if candidate.seeds else trial.carries(level),
+        }
+        for rate, trial in candidate.curve()
+    ]
+
+
+def _cost(candidate: Candidate, rate: float, settings: PlanSettings) -> dict[str, Any]:
+    """The GPU hours of 1000 sessions, and with `--gpu-price` the price of an hour.
+
+    The sessions come at the plan's rate, or at the one that the layout carries if that is less; None: it is not known.
+    """
+    gpus = candidate.layout.gpus
+    carried = rate if candidate.carries(rate) else min(rate, candidate.most)
+    hours = {"gpu_hours_per_1000_sessions": gpus / carried / _HOUR_S * 1000 if carried else None}
+    return hours if settings.gpu_price is None else {**hours, "price_per_hour": gpus * settings.gpu_price}
+
+
+def _more_load(plan: Plan) -> dict[str, Any] | None:
+    """The best layout at 20 % more than the plan's rate; None: it was not simulated."""
+    rate = MORE_LOAD * plan.rate
+    if not plan.layouts or not (trials := plan.layouts[0].at_load(rate)):
+        return None
+    return {
+        "rate": rate,
+        "attainment": asdict(Figure.of([trial.met for trial in trials], most=1.0)),
+        "sessions_in_time": fmean(trial.in_time for trial in trials),
+        "carries": plan.layouts[0].most >= rate,
+    }
+
+
+def _next_step(plan: Plan, case: PlanCase, settings: PlanSettings) -> dict[str, Any] | None:
+    step = plan.next_step
+    if step is None:
+        return None
+    return {
+        "more_gpus": step.more_gpus,
+        **step.best.layout.as_dict(),
+        "objective": p95_over_target(step.best, plan.rate, case),
+        "headroom": headroom_of(step.best, plan.rate),
+        "gain": asdict(step.gain),
+        **_cost(step.best, plan.rate, settings),
+    }
+
+
+# -- the result as text for people
+
+_HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "mean ITL P95", "local")
+
+
+def plan_table(result: dict[str, Any]) -> str:
+    """The text of a plan. `result`: as `ampd plan --json` prints it. Without a layout it has the explanation only."""
+    if not result["layouts"]:
+        return "\n".join(result["explanation"])
+    has_price = result["gpu_price"] is not None
+    head = (*_HEAD, "per hour") if has_price else _HEAD
+    table = [head, *(_row(layout) for layout in result["layouts"])]
+    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in table)
+    ]
+    slo = result["slo"]
+    rate = rate_text(result["rate"])
+    title = (
+        f"{gpus_text(result['gpus'])}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
+    )
+    written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
+    return "\n".join([title, "", *lines, "", *result["explanation"], *written])
+
+
+def _row(layout: dict[str, Any]) -> tuple[str, ...]:
+    simulated, goodput = layout["simulated"], layout["goodput"]
+    price = [f"{layout['price_per_hour']:.2f}"] if "price_per_hour" in layout else []
+    return (
+        layout_label(layout),
+        str(layout["gpus"]),
+        "-" if goodput is None else f"{format_number(goodput['mean'])}/s",
+        format_share(layout["attainment"]["mean"]),
+        f"{(simulated['ttft_s']['p95'] or 0) * 1e3:.0f} ms",
+        f"{(simulated['mean_itl_s']['p95'] or 0) * 1e3:.1f} ms",
+        format_share(local_share(simulated), 0),
+        *price,
+    )

@@ -11,7 +11,7 @@ from ampd.policies import defaults
 from ampd.settings import OldFlag
 from ampd.types import ATTAINMENT
 from planner.case_settings import CaseSettings
-from planner.layout.trials import BUDGET_S
+from planner.layout.trial import BUDGET_S
 
 
 class PlanSettings(CaseSettings):

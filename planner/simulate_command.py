@@ -30,7 +30,7 @@ from planner.combination import Combination, Mode, papers_note
 from planner.parallel import in_parallel
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.outcome import SimulationRun
+from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
 from workloads.retime import retime
@@ -77,9 +77,6 @@ class SimulateSettings(CaseSettings):
     )
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
-    )
-    chunk_tokens: int = Field(
-        0, ge=0, description="Prefill tokens per step of the batch (chunked prefill); 0: whole prefills."
     )
     dispatch_s: float = Field(0.0, ge=0, description="Seconds from the client's request to the entry in a queue.")
     hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
@@ -149,13 +146,11 @@ def run(argv: Sequence[str]) -> int:
         flush=True,
     )
     if settings.timeline:
-        from planner.timeline import write_timeline
-
         write_timeline(runs[0], settings.timeline)
     if settings.report:
-        from planner.simulate_report import write_report
+        from planner.reports import write_simulation_report
 
-        write_report(settings.report, whole, combinations, runs, scene.slo)
+        write_simulation_report(settings.report, whole, combinations, runs, scene.slo)
     if not any(result["rounds"] for result in results):
         _print_error(runs[0])
         return 1

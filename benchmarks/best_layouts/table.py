@@ -11,9 +11,9 @@ from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Engine, on
 from benchmarks.best_layouts.limit import limit_text, most_sessions_per_s
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Outcome
 from benchmarks.geometric import geometric_interval, geometric_mean
+from benchmarks.intervals import mean_interval
 from benchmarks.policies.report import goodput_text, ratio_text
 from benchmarks.policies.settings import Setting
-from planner.intervals import mean_interval
 
 Outcomes = Mapping[Setting, Sequence[Outcome]]
 """By setting: an outcome per seed."""

@@ -41,8 +41,8 @@ from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, Window, Worke
 from ampd.wire import parse_error
 from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
+from planner.look_ahead.comparison import replay
 from planner.look_ahead.recorded import recorded_load
-from planner.look_ahead.replay import replay
 from router.continuation import link
 from router.decision_record import DecisionRecord, RoundFacts
 from router.request import parse_round
@@ -197,7 +197,7 @@ def _look(rounds: list[LoadedRound]) -> None:
     situation = PoolsSituation(
         model=_MODEL, now_s=0.0, workers=workers, slo=_SLO, changed_s=float("-inf"), rng=random.Random(1), load=load
     )
-    assert 0.0 <= replay(recorded_load(load, 1.15), {"d9": Role.DECODE}, situation).share <= 1.0
+    assert 0.0 <= replay(recorded_load(load), {"d9": Role.DECODE}, situation).share <= 1.0
 
 
 def _order(task: PrefillTask) -> None:

@@ -20,10 +20,11 @@ from ampd.types import ATTAINMENT, Slo
 from benchmarks.made_up_roles.agents import CODERS, READERS, TALKERS, TOOLS, WRITERS, Kind, arriving
 from benchmarks.policies.settings import cluster_of
 from benchmarks.rate_search import RateSearch
+from benchmarks.sustained import in_time_share
+from planner.layout.trial import IN_TIME
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME, in_time_share
 
 _SEARCH_SEED = 900
 _PRECISION = 1.15

@@ -27,7 +27,7 @@ from typing import Any
 
 from pyscipopt import Model, quicksum
 
-from planner.layout.demand import Demand, memory_needs
+from planner.layout.costs import Demand, memory_needs
 from planner.layout.fluid import exclude, solved
 from planner.layout.layout import Layout, replicas_of
 

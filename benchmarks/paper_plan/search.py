@@ -16,10 +16,8 @@ from ampd.policies.registry import create_named
 from benchmarks.paper_plan.curve_cache import CurveCache, digest_sessions, key_of
 from benchmarks.paper_plan.load_curves import LEVELS, LoadCurve, Question, load_curve
 from benchmarks.paper_plan.programme import Capacities, Choice, best_layouts
-from planner.layout.case import PlanCase
-from planner.layout.costs import even_choice
-from planner.layout.demand import demand_of
-from planner.layout.layout import Layout
+from planner.layout.costs import demand_of, even_choice
+from planner.layout.layout import Layout, PlanCase
 from planner.parallel import in_parallel
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
@@ -121,6 +119,5 @@ def check(case: PlanCase, layout: Layout) -> dict[str, Any]:
         create_named("ordering", case.ordering),
         create_named("slicing", case.slicing),
     )
-    cluster = layout.cluster(case.kv_capacity_tokens, case.model.profile.max_context_tokens or 0, case.kv_store_tokens)
-    run = simulate(sessions, cluster, case.model, policies, case.slo, case.options)
+    run = simulate(sessions, case.cluster_of(layout), case.model, policies, case.slo, case.options)
     return run.result(case.slo, case.model.profile.kv_bytes_per_token)

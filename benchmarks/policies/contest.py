@@ -15,11 +15,12 @@ from ampd.types import ATTAINMENT, Moves
 from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.settings import Setting
 from benchmarks.rate_search import RateSearch
+from benchmarks.sustained import in_time_share
+from planner.layout.trial import IN_TIME
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME, end_s, in_time_share
 from workloads.results import meets
 from workloads.trace import Session
 
@@ -187,7 +188,7 @@ def measure(setting: Setting, sessions: Sequence[Session], done: SimulationRun) 
     """The figures of a run."""
     slo, reached = setting.slo, done.attainment(setting.slo)
     until_s = sessions[-1].arrival_s
-    ended = [record for record in done.rounds if record.error is None and end_s(record) <= until_s]
+    ended = [record for record in done.rounds if record.error is None and record.ended_s <= until_s]
     routed = [record.route for record in done.rounds if record.route is not None]
     return Point(
         rounds=reached.rounds,

@@ -15,7 +15,7 @@ from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS
 from benchmarks.policies.report import TITLES
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
-from planner.sustained import IN_TIME, TIME_FACTOR
+from planner.layout.trial import IN_TIME, TIME_FACTOR
 
 _COLOURS = {
     "ours": "#2f6fde",

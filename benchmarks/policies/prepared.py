@@ -21,8 +21,7 @@ from benchmarks.rate_search import RateSearch
 from benchmarks.routing_table.case import FitCase
 from benchmarks.routing_table.search import fit_table
 from benchmarks.routing_table.table_file import write_table
-from planner.layout.case import PlanCase
-from planner.layout.layout import Replicas
+from planner.layout.layout import PlanCase, Replicas
 from planner.simulator.options import SimulationOptions
 
 SEED = 7_001

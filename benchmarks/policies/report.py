@@ -7,11 +7,11 @@ from math import inf
 
 from benchmarks import markdown_table
 from benchmarks.geometric import geometric_mean
+from benchmarks.intervals import Interval
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED_OURS, OURS
 from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
-from planner.intervals import Interval
 
 TITLES = {
     "sustained_rounds": "sustained goodput of rounds",

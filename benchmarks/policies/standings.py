@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.geometric import geometric_interval
+from benchmarks.intervals import Interval, mean_interval
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import USUAL, Condition, Contestant, Found, Point
 from benchmarks.policies.contestants import OUR_PARTS, OURS, REFERENCES
 from benchmarks.policies.settings import Setting
-from planner.intervals import Interval, mean_interval
 
 Groups = dict[str, list[Setting]]
 """Settings by the name of their group."""

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isfinite
-from statistics import fmean
+from math import inf, isfinite, sqrt
+from statistics import fmean, stdev
 from typing import Any
 
-from planner.intervals import mean_interval
-from planner.layout.goodput import goodput
+from scipy.special import stdtrit
+
 from planner.layout.layout import Layout
-from planner.layout.trial import Trial
-from planner.sustained import IN_TIME
+from planner.layout.trial import IN_TIME, Trial
 
 CHOOSING, HELD_OUT = (0, 1, 2), (3, 4, 5)
 """The seeds that choose layouts, and those with which a chosen one is tried again."""
+CONFIDENCE = 0.95
+_LEAST = 0.02
+"""A search gives up below this, in units of its start."""
+_FIRST_STEP, _LONGEST_STEP = 1.1, 1.6
+"""Factors by which the rate is raised or lowered until one rate is carried and a higher one is not."""
+_SAME = 1.005
+"""Rates that are less than this factor apart are one rate, because a difference between them would be chance."""
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Half the width of the 95 % confidence interval of a mean, by Student's t; infinite with a single value.
+
+    The values are independent and about normal, as results of seeds.
+    """
+    count = len(values)
+    if count == 1:
+        return inf
+    return float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2)) * stdev(values) / sqrt(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +52,10 @@ class Figure:
             mean: another value than their mean.
             least, most: the interval ends there.
         """
-        middle, half, seeds = mean_interval(values)
-        middle = middle if mean is None else mean
+        middle, half = fmean(values) if mean is None else mean, half_width(values)
         if not isfinite(half):
-            return cls(middle, None, None, seeds)
-        return cls(middle, max(middle - half, least), min(middle + half, most), seeds)
+            return cls(middle, None, None, len(values))
+        return cls(middle, max(middle - half, least), min(middle + half, most), len(values))
 
     def times(self, factor: float) -> Figure:
         """The figure in another unit."""
@@ -157,3 +173,37 @@ def carried_on_average(trials: Sequence[Trial], attainment: float) -> bool:
 
 def _by_key(item: tuple[tuple[float, int], Trial]) -> tuple[float, int]:
     return item[0]
+
+
+# -- the search for the highest rate that a layout carries
+
+
+def goodput(carried: Mapping[float, bool]) -> float:
+    """The highest rate that is carried, among those below the lowest one that is not; 0: there is none."""
+    failing = _lowest_failure(carried)
+    return max((rate for rate, carries in carried.items() if carries and rate < failing), default=0.0)
+
+
+def next_rate(carried: Mapping[float, bool], start: float, most: float, precision: float) -> float | None:
+    """The next rate to try; None: the goodput is known.
+
+    Args:
+        carried: the rates that were tried, and whether they are carried.
+        start: a rate that is about right, which is tried first.
+        most: higher rates are not tried, because no layout of this kind carries them.
+        precision: the goodput and the next rate that fails are at most this factor apart.
+    """
+    low, high = goodput(carried), _lowest_failure(carried)
+    if low * _SAME < start < high / _SAME:
+        return start
+    if high == inf:
+        rate = low * min(_FIRST_STEP * max(low / start, 1.0), _LONGEST_STEP)
+        return rate if rate <= most else None
+    if not low:
+        return high / (_FIRST_STEP * max(start / high, 1.0)) if high > _LEAST * start else None
+    return sqrt(low * high) if high / low > precision else None
+
+
+def _lowest_failure(carried: Mapping[float, bool]) -> float:
+    # Attainment is noisy. A rate that holds above one that fails does not count.
+    return min((rate for rate, carries in carried.items() if not carries), default=inf)

@@ -13,13 +13,11 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, Figure
-from planner.layout.case import PlanCase
 from planner.layout.costs import costs_of
 from planner.layout.fluid import fewest_gpus
-from planner.layout.neighbours import filled, scaled
-from planner.layout.search import Search
-from planner.layout.trial import ONCE, TimeOverError, TrialTask
-from planner.layout.trials import BUDGET_S, Trials
+from planner.layout.layout import PlanCase
+from planner.layout.search import Search, filled, scaled
+from planner.layout.trial import BUDGET_S, ONCE, TimeOverError, Trials, TrialTask
 
 MORE_LOAD = 1.2
 """The best layout is simulated at this many times the plan's rate too."""

@@ -2,21 +2,179 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
+from types import TracebackType
+from typing import Any, NamedTuple, Self
 
-from planner.layout.case import PlanCase
-from planner.layout.counting import Counts, Limits, RoundCounts, Span, TimeOverError, TooManyMissedError
-from planner.layout.layout import Layout
-from planner.layout.population import Population, population_of
-from planner.layout.steady_load import Load, steady_load
+from tqdm import tqdm
+
+from ampd.types import Slo
+from planner.layout.layout import Layout, PlanCase
+from planner.layout.population import Load, Population, Served, steady_load
+from planner.parallel import Processes
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate
-from planner.sustained import IN_TIME
+from workloads.results import meets
 
-__all__ = ["TimeOverError"]
+TIME_FACTOR = 1.5
+IN_TIME = 0.99
+"""A rate is sustained if this share of the sessions ends within `TIME_FACTOR` times their time at the targets."""
+_OVERDUE = 0.3
+"""The margin for overdue sessions, as a part of that for rounds, because fewer of them are allowed."""
+
+
+class TimeOverError(Exception):
+    """The time for trials is over."""
+
+
+class TooManyMissedError(Exception):
+    """Enough of a trial was simulated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a simulation that counts, with the sessions and rounds that are expected to end in it."""
+
+    start_s: float
+    seconds: float
+    sessions: float
+    rounds: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.seconds
+
+
+class Limits(NamedTuple):
+    """Shares of the expected rounds that may miss, and of the expected sessions that may be overdue."""
+
+    missed: float
+    overdue: float
+
+    @classmethod
+    def of(cls, attainment: float, margin: float) -> Limits:
+        """Those of a rate that is carried, with a margin."""
+        return cls(1 - attainment + margin, 1 - IN_TIME + _OVERDUE * margin)
+
+
+class RoundCounts:
+    """Rounds of a trial: how many met their targets, and why the others did not.
+
+    Attributes:
+        records: those that ended.
+        due: session id -> rounds of it that count, of the sessions that ended or lost a round.
+        missed: with the refused ones. late, slow: of these, the rounds that missed a target.
+        refused: with the rounds of the same sessions that never came.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[SimulatedRound] = []
+        self.due: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
+        self.met = self.late = self.slow = self.missed = self.refused = 0
+
+    def add(self, record: SimulatedRound, slo: Slo, left: int) -> None:
+        """Count a round that ended. `left`: rounds of the session after it. They never come if this one is refused."""
+        self.records.append(record)
+        name = record.session_id
+        self._seen[name] = self._seen.get(name, 0) + 1
+        if record.error is not None:
+            self._seen[name] += left
+            self.missed += 1 + left
+            self.refused += 1 + left
+        elif meets(record, slo):
+            self.met += 1
+        else:
+            self.missed += 1
+            self.late += not slo.ttft_met(record.ttft_s)
+            self.slow += not slo.itl_met(record.itl_s)
+        if record.error is not None or not left:
+            self.due[name] = self._seen[name]
+
+    def add_unfinished(self, names: Sequence[str]) -> None:
+        """Count a round of each of these sessions, which has not ended and is past its targets."""
+        # Whether such a round has its first token is not known, so the more frequent miss is assumed.
+        are_late = self.late >= self.slow
+        self.missed += len(names)
+        self.late += are_late * len(names)
+        self.slow += (not are_late) * len(names)
+        self.due |= {name: self._seen.get(name, 0) + 1 for name in names}
+
+
+class Counts:
+    """Counts rounds and sessions of a span, and stops the simulation when too many rounds missed or sessions are late.
+
+    A session is overdue when it has lost more than half of its time at the targets, or of the span if that is shorter.
+
+    Args:
+        limits: beyond which the simulation stops; None: it never stops.
+        over_s: the monotonic time at which the simulation is given up.
+    """
+
+    def __init__(
+        self, sessions: Mapping[str, Served], slo: Slo, span: Span, limits: Limits | None, over_s: float
+    ) -> None:
+        self._sessions, self._slo, self._span, self._over_s = sessions, slo, span, over_s
+        self._limits = limits or Limits(inf, inf)
+        # Of each session in progress: when its next round is sent, that round's index, and the time that it has lost.
+        self._next = {name: (served.session.arrival_s, 0, 0.0) for name, served in sessions.items()}
+        self._overdue: set[str] = set()
+        self._ended: list[bool] = []
+        self.rounds = RoundCounts()
+
+    def __call__(self, record: SimulatedRound) -> None:
+        if time.monotonic() >= self._over_s:
+            raise TimeOverError
+        name = record.session_id
+        served = self._sessions[name]
+        ended_s, rounds = record.ended_s, served.session.rounds
+        lost_s = self._next[name][2] + (record.e2e_s or 0.0) - served.rounds_s[record.index]
+        is_last = record.error is not None or record.index + 1 == len(rounds)
+        if is_last:
+            del self._next[name]
+        else:
+            self._next[name] = ended_s + rounds[record.index + 1].tool_s, record.index + 1, lost_s
+        if ended_s < self._span.start_s:
+            return
+        is_late = lost_s > self._allowance_s(served)
+        if is_last:
+            self._ended.append(not is_late)
+        if is_late:
+            self._overdue.add(name)
+        self.rounds.add(record, self._slo, len(rounds) - record.index - 1)
+        span, limits = self._span, self._limits
+        if self.rounds.missed > limits.missed * span.rounds or len(self._overdue) > limits.overdue * span.sessions:
+            raise TooManyMissedError
+
+    @property
+    def overdue_share(self) -> float:
+        """The sessions that are overdue, as a share of the expected ones."""
+        return len(self._overdue) / self._span.sessions
+
+    def close(self) -> float:
+        """Count the rounds that are under way at the end and past their targets; returns the share of the sessions in
+        time, of those that ended and those that are overdue."""
+        behind, unfinished = 0, []
+        for name, (sent_s, index, lost_s) in self._next.items():
+            served = self._sessions[name]
+            over_s = self._span.end_s - sent_s - served.rounds_s[index]
+            if over_s > 0:
+                unfinished.append(name)
+            behind += lost_s + max(over_s, 0.0) > self._allowance_s(served)
+        self.rounds.add_unfinished(unfinished)
+        judged = len(self._ended) + behind
+        return sum(self._ended) / judged if judged else 1.0
+
+    def _allowance_s(self, served: Served) -> float:
+        return (TIME_FACTOR - 1) * min(served.whole_s, self._span.seconds)
+
+
+# -- trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +245,7 @@ class Trial:
     Attributes:
         met: rounds within both targets.
         late, slow: rounds that were served and missed the TTFT target, and the ITL target.
-        in_time: sessions that ended in time (`planner.sustained`). Of a trial that stopped: those that were not
+        in_time: sessions that ended in time. Of a trial that stopped: those that were not
             too late yet.
         is_whole: the simulation ran to its end. Otherwise it stopped because too many rounds had missed.
         result: the keys of a simulation's result, if asked for.
@@ -142,7 +300,7 @@ class TrialTask:
         Raises:
             TimeOverError: the monotonic clock is at `over_s`, and the simulation has not ended.
         """
-        population = population_of(case.sessions, case.slo)
+        population = case.population
         rate = min(self.rate, _MOST_ROUNDS * self.layout.gpus / population.rounds)
         span = self.horizon.span(population, rate)
         load = self._load(case, population, rate, span.end_s)
@@ -208,3 +366,102 @@ def _result(
     # With the rounds that are still under way and past their targets, as in the figures of the trial.
     result["attainment"]["rounds"] = met
     return result
+
+
+# -- trials on all cores, until the time is over
+
+BUDGET_S = 60.0
+"""Longest time of the trials of a plan, unless named."""
+
+
+class Trials:
+    """Runs the tasks of one case, in processes that know the case.
+
+    Args:
+        jobs: processes; None: one per core.
+        budget_s: seconds from now after which no result is awaited.
+
+    Attributes:
+        made: how many trials were made.
+    """
+
+    def __init__(self, case: PlanCase, jobs: int | None, budget_s: float) -> None:
+        self._case = case
+        self.made = 0
+        self._started_s = time.monotonic()
+        self._budget_s = budget_s
+        count = jobs or os.cpu_count() or 1
+        self._processes = Processes(self._outcome, count) if count > 1 else None
+        self._bar: Any = None
+        self._best = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._end()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def run(self, tasks: Sequence[TrialTask]) -> Iterator[tuple[TrialTask, Trial]]:
+        """Each task with its outcome, as soon as it is there.
+
+        Raises:
+            TimeOverError: the budget is spent.
+        """
+        try:
+            for task, trial in self._outcomes(tasks):
+                self._count()
+                yield task, trial
+        except BaseException:
+            # Nothing waits for the trials that still run.
+            self._end()
+            raise
+
+    def make(self, task: TrialTask) -> Trial:
+        """The outcome of a trial without which there is no plan, even if the time is over and after one Ctrl-C."""
+        self._count()
+        try:
+            return task.run(self._case)
+        except KeyboardInterrupt:
+            return task.run(self._case)
+
+    def show(self, best: str) -> None:
+        """Print the best layout so far, if the text is another one than before."""
+        if best != self._best:
+            self._best = best
+            tqdm.write(f"best after {self.elapsed_s:.1f} s: {best}", file=sys.stderr)
+
+    def _outcomes(self, tasks: Sequence[TrialTask]) -> Iterator[tuple[TrialTask, Trial]]:
+        if self._processes is None:
+            for task in tasks:
+                if self.elapsed_s >= self._budget_s:
+                    raise TimeOverError
+                yield task, task.run(self._case, self._started_s + self._budget_s)
+            return
+        left = iter(tasks)
+        try:
+            yield from self._processes.results(lambda: next(left, None), self._budget_s - self.elapsed_s)
+        except TimeoutError:
+            raise TimeOverError from None
+
+    def _outcome(self, task: TrialTask) -> Trial:
+        return task.run(self._case)
+
+    def _end(self) -> None:
+        if self._processes is not None:
+            self._processes.close()
+
+    def _count(self) -> None:
+        self.made += 1
+        if self._bar is None:
+            # Without the bar's own thread, because processes are forked later too.
+            tqdm.monitor_interval = 0
+            self._bar = tqdm(desc="simulating layouts", file=sys.stderr, disable=None, leave=False)
+        self._bar.update()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.policies.capacity import session_memory
 from ampd.policies.considered import Considered, TriedRoles
 from ampd.policies.estimates import index_of_least, queued_s
 from ampd.policies.pools.predictive import KV_SHORT, PredictivePools
 from ampd.policies.registry import Policy, register
-from ampd.recent_load import Load, all_rounds, latest_rounds, rounds_since
-from ampd.types import Role
+from ampd.recent_load import Load, RecentRound, all_rounds, latest_rounds, rounds_since
+from ampd.types import Role, WorkerView
 
 if TYPE_CHECKING:
-    from planner.look_ahead.candidates import Roles
+    from planner.look_ahead.comparison import Roles
     from planner.look_ahead.recorded import RecordedLoad
 
 
@@ -69,8 +70,6 @@ class LookAheadPools(Policy):
     """Rounds of the longer record, per worker."""
     FULL: ClassVar[float] = 0.5
     """Share of the KV memory above which one worker more owns sessions if the sessions grow."""
-    STRESS: ClassVar[float] = 1.0
-    """How many times as short arrivals and pauses are made."""
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         if not any(view.role.owns_sessions for view in situation.workers):
@@ -84,8 +83,6 @@ class LookAheadPools(Policy):
 
     def _for_memory(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         """A prefill worker becomes a decode worker if the sessions' KV fills the memory, or will."""
-        from planner.look_ahead.memory import sessions_share, will_be_short
-
         prefill = [view for view in situation.workers if view.role is Role.PREFILL]
         owners = [view for view in situation.workers if view.role.owns_sessions]
         share = sessions_share(owners, owners)
@@ -98,8 +95,6 @@ class LookAheadPools(Policy):
 
     def _misses(self, situation: PoolsSituation) -> bool:
         """Whether too many rounds miss their targets, or few rounds of too many sessions."""
-        from planner.look_ahead.attained import attained
-
         for last_s in (_RECENT_S, self.load_s):
             share = attained(situation, situation.now_s - last_s, _LEAST_ROUNDS)
             if share is not None:
@@ -110,10 +105,8 @@ class LookAheadPools(Policy):
         self, situation: PoolsSituation, by_rule: Sequence[RoleChange], for_memory: Sequence[RoleChange], is_due: bool
     ) -> Sequence[RoleChange]:
         # Every process of a graph imports all policies. Only the one that looks needs the simulator.
-        from planner.look_ahead.candidates import candidate_roles, in_words
-        from planner.look_ahead.comparison import Comparison
-        from planner.look_ahead.present import present_state
-        from planner.look_ahead.recorded import recorded_load
+        from planner.look_ahead.comparison import Comparison, candidate_roles, in_words
+        from planner.look_ahead.recorded import present_state, recorded_load
 
         now, *others = candidate_roles(situation.workers, situation.model)
         others = [roles for roles in others if is_due and _has_memory(situation, roles)]
@@ -121,8 +114,8 @@ class LookAheadPools(Policy):
             return ()
         latest, longer = self._records(situation)
         lengths = rounds_since(situation.load, _oldest_s(situation))
-        soon = recorded_load(latest, self.STRESS, present_state(situation), lengths)
-        later = recorded_load(longer, self.STRESS, outputs=lengths)
+        soon = recorded_load(latest, present_state(situation), lengths)
+        later = recorded_load(longer, outputs=lengths)
         if not later.rounds:
             return for_memory
 
@@ -153,7 +146,7 @@ class LookAheadPools(Policy):
         """A record that is longer than `rounds`; None: no record would tell much more."""
         from planner.look_ahead.recorded import recorded_load
 
-        more = recorded_load(latest_rounds(situation.load, min(_MORE * rounds, _MOST_ROUNDS)), self.STRESS)
+        more = recorded_load(latest_rounds(situation.load, min(_MORE * rounds, _MOST_ROUNDS)))
         return more if more.rounds >= _LEAST_MORE * rounds else None
 
     def _records(self, situation: PoolsSituation) -> tuple[Load, Load]:
@@ -175,8 +168,6 @@ def _oldest_s(situation: PoolsSituation) -> float:
 
 def _proven(situation: PoolsSituation, load: Load) -> float:
     """What the present roles attained in the time of a load, since they were assigned."""
-    from planner.look_ahead.attained import attained
-
     first_s = min((item.sent_s for item in all_rounds(load)), default=situation.now_s)
     return attained(situation, max(first_s, situation.changed_s)) or 0.0
 
@@ -195,11 +186,122 @@ def _changes(now: Roles, best: Roles) -> Sequence[RoleChange]:
 
 def _has_memory(situation: PoolsSituation, roles: Roles) -> bool:
     """Whether the sessions would have room to grow. A replay of minutes does not show that memory will be short."""
-    from planner.look_ahead.memory import sessions_share
-
     owners = [view for view in situation.workers if view.role.owns_sessions]
     after = [view for view in situation.workers if roles[view.worker_id].owns_sessions]
     return len(after) >= len(owners) or _RULE.leaves_room(sessions_share(owners, after))
+
+
+# -- what was attained
+
+
+def attained(situation: PoolsSituation, since_s: float, least_rounds: int = 1) -> float | None:
+    """The mean of two shares: of the rounds, and of the sessions whose rounds all met their targets.
+
+    Rounds that ended since then count, and rounds in progress that have certainly missed a target. A long output is no
+    miss. So a round that decodes counts as missed only if it lasts longer than any round that ended.
+
+    Args:
+        least_rounds: with fewer rounds nothing is known, and the answer is None.
+    """
+    sessions: dict[str, bool] = {}
+    met = rounds = 0
+    for name, is_met in _outcomes(situation, since_s):
+        met, rounds = met + is_met, rounds + 1
+        sessions[name] = is_met and sessions.get(name, True)
+    if rounds < max(least_rounds, 1):
+        return None
+    return (met / rounds + sum(sessions.values()) / len(sessions)) / 2
+
+
+def _outcomes(situation: PoolsSituation, since_s: float) -> Iterator[tuple[str, bool]]:
+    """(session, whether the targets were met) of each round whose outcome is known."""
+    now_s, ttft_s = situation.now_s, situation.slo.ttft_s
+    queued = {task.session_id for view in situation.workers for task in view.queue}
+    ended = [item for items in situation.load.values() for item in items if item.ended_s is not None]
+    longest_s = max((item.ended_s - item.sent_s for item in ended if item.ended_s is not None), default=0.0)
+    for name, items in situation.load.items():
+        for item in items:
+            if item.ended_s is not None:
+                if item.ended_s >= since_s:
+                    yield name, bool(item.is_met)
+            elif now_s - item.sent_s > ttft_s + (0.0 if name in queued else longest_s):
+                yield name, False
+
+
+# -- the KV memory that sessions need, now and soon
+
+
+def sessions_share(owners: Sequence[WorkerView], after: Sequence[WorkerView]) -> float:
+    """KV of the sessions on `owners`, as a share of the memory of the later owners; 0: unlimited memory.
+
+    A session counts once. A worker that was a prefill worker still has copies of sessions, which are evicted before
+    other KV.
+    """
+    capacity_tokens = sum(session_memory(view)[1] for view in after)
+    return sum(_held(owners).values()) / capacity_tokens if capacity_tokens else 0.0
+
+
+def will_be_short(situation: PoolsSituation, owners: Sequence[WorkerView], most: float) -> bool:
+    """Whether the KV of sessions, if it grows on at the present rate, soon takes more than `most` of the memory.
+
+    Sessions whose rounds are late in a queue do not count. They are here for so long because prefills wait. Fewer
+    prefill workers would make them stay longer.
+    """
+    capacity_tokens = sum(session_memory(view)[1] for view in owners)
+    measured_s = _measured_s(situation)
+    if not capacity_tokens or measured_s < _LEAST_S:
+        return False
+    late = _late_in_queues(situation)
+    held = {name: tokens for name, tokens in _held(owners).items() if name not in late}
+    load = {name: rounds for name, rounds in situation.load.items() if name not in late}
+    growth_tokens = _growth_tokens(held, load, situation.now_s, measured_s)
+    return sum(held.values()) + growth_tokens > most * capacity_tokens
+
+
+def _measured_s(situation: PoolsSituation) -> float:
+    """For how long growth is measured."""
+    first_s = min((item.sent_s for item in all_rounds(situation.load)), default=situation.now_s)
+    return min((situation.now_s - first_s) / 2, _GROWTH_S)
+
+
+def _late_in_queues(situation: PoolsSituation) -> set[str]:
+    """Sessions whose round waits for its prefill for longer than its TTFT target."""
+    tasks = [task for view in situation.workers for task in view.queue]
+    return {task.session_id for task in tasks if situation.now_s - task.arrival_s > task.slo.ttft_s}
+
+
+def _growth_tokens(held: Mapping[str, int], load: Load, now_s: float, measured_s: float) -> float:
+    """How much the KV of sessions grows in the next `_GROWTH_S`, if it grows on at the rate that was measured.
+
+    Args:
+        held: session -> the tokens that its owner holds now.
+        load: the rounds of the sessions.
+    """
+    since_s = now_s - measured_s
+    now_tokens = sum(held.get(name, 0) for name in load)
+    then_tokens = sum(
+        _context_tokens(rounds, since_s)
+        for name, rounds in load.items()
+        if name in held or (rounds[-1].ended_s or now_s) > since_s
+    )
+    return (now_tokens - then_tokens) * _GROWTH_S / measured_s
+
+
+def _held(owners: Sequence[WorkerView]) -> dict[str, int]:
+    """Session -> the tokens that the owner with the most of them holds."""
+    held: dict[str, int] = {}
+    for view in owners:
+        for name, tokens in view.held_tokens.items():
+            held[name] = max(held.get(name, 0), tokens)
+    return held
+
+
+def _context_tokens(rounds: Sequence[RecentRound], at_s: float) -> int:
+    """The context of a session at a time, as far as the recent load tells."""
+    ended = [item for item in rounds if item.ended_s is not None and item.ended_s <= at_s]
+    if ended:
+        return ended[-1].prompt_tokens + (ended[-1].output_tokens or 0)
+    return rounds[0].kept_tokens
 
 
 _RULE = PredictivePools.model_validate({})
@@ -216,3 +318,8 @@ _MORE = 4
 """How many times as many rounds decide where chance hides a gain. That costs about as much as the first comparison."""
 _LEAST_MORE = 1.5
 """A record that is not this much longer decides nothing new."""
+_GROWTH_S = 150.0
+"""Growth is expected for this time."""
+_LEAST_S = 30.0
+"""Growth is measured over the later half of the record, because a cluster that has just started fills up until the
+first sessions end. Of a shorter time no growth is told."""

@@ -1,4 +1,8 @@
-"""The coordinators of a simulation: each round is refused, or bound, routed and entered in a worker's queue."""
+"""The coordinators of a simulation: each round is refused, or bound, routed and entered in a worker's queue.
+
+The pools policy is asked at intervals, and its changes of roles take effect at once. A slow policy may take a time to
+answer. Nothing else changes roles meanwhile, so that its answer always counts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 
+from ampd.policies.base import OtherPolicies, RoleChange
 from ampd.policies.capacity import is_within
 from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
@@ -19,17 +25,15 @@ from ampd.serving.placement import (
     prefill_task,
     with_room,
 )
+from ampd.serving.roles import DueChange, RoleReview, due_changes, rest_s
 from ampd.serving.shared_prefixes import shared_tokens, with_shared
 from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
-from planner.simulator.outcome import Placed, SimulatedRound
-from planner.simulator.prefills import Prefills
-from planner.simulator.rounds import ActiveRound, ActiveSession
-from planner.simulator.views import Views
-from planner.simulator.worker import SimulatedWorker
-from planner.simulator.world import World
+from planner.simulator.options import World
+from planner.simulator.outcome import SimulatedRound
+from planner.simulator.rounds import Rounds
+from planner.simulator.sessions import ActiveRound, ActiveSession
+from planner.simulator.worker import SimulatedWorker, Views
 from workloads.trace import kept_tokens
-
-_NONE: Mapping[str, int] = {}
 
 
 class _Refused(Exception):  # noqa: N818
@@ -57,7 +61,7 @@ class Coordinators:
         workers: Sequence[SimulatedWorker],
         views: Views,
         max_context_tokens: int,
-        prefills: Prefills,
+        rounds: Rounds,
         refused: Callable[[ActiveSession, SimulatedRound], None],
     ) -> None:
         self._loop = world.loop
@@ -66,7 +70,7 @@ class Coordinators:
         self._workers = {worker.worker_id: worker for worker in workers}
         self._views = views
         self._max_context_tokens = max_context_tokens
-        self._prefills = prefills
+        self._rounds = rounds
         self._refused = refused
         self._load = world.load
         self._prefixes = world.prefixes
@@ -187,14 +191,11 @@ class Coordinators:
         record, session, decode = round_.record, round_.session, round_.decode
         prefill = self._views.prefill(coordinator)
         view = self._views.worker(coordinator, decode)
-        held_tokens = min(record.hist_tokens, decode.resident.held.get(record.session_id, 0))
+        held_tokens = min(record.hist_tokens, decode.memory.resident.held.get(record.session_id, 0))
         task = self._task(session, round_.prompt_tokens, held_tokens)
-        # Most sessions share nothing, and answer sooner without `partial`.
-        shared_tokens = (
-            partial(self._shared, record.session_id) if record.session_id in self._prefixes else _none_shared
-        )
+        shared_tokens = partial(self._shared, record.session_id)
         here = with_shared(task, shared_tokens([view]).get(view.worker_id, 0))
-        record.prefill.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
+        record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
         if session.begun is not None and session.begun.prefill:
             decision = _resumed(session.begun.prefill, decode)
             return Plan(view, decision, here).with_shared(shared_tokens([view, *prefill]))
@@ -236,29 +237,98 @@ class Coordinators:
         """Enter the prefill in its worker's queue."""
         record, decision = round_.record, plan.decision
         worker = round_.prefill = self._workers[decision.worker_id]
-        route = decision.route.value
-        record.placed = Placed(route, decision.reason, worker.worker_id, round_.decode.worker_id)
+        record.route, record.reason = decision.route.value, decision.reason
+        record.worker_id, record.decode_worker_id = worker.worker_id, round_.decode.worker_id
         if round_.moves:
             round_.session.moved_s = self._loop.now_s
-            round_.decode.resident.own(record.session_id)
-            round_.holder.resident.copy(record.session_id)
+            round_.decode.memory.resident.own(record.session_id)
+            round_.holder.memory.resident.copy(record.session_id)
         round_.session.decode, round_.session.begun = round_.decode, None
         round_.session.users.add(worker)
         if worker is not round_.decode:
             round_.session.users.add(round_.decode)
-            worker.resident.copy(record.session_id)
+            worker.memory.resident.copy(record.session_id)
         if self._load is not None:
             round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
             self._load.add(record.session_id, round_.recent)
         self._views.entered(coordinator, worker, plan.task)
-        self._prefills.enter(round_, plan.task, fetches=plan.source is not None)
-
-
-def _none_shared(_: Sequence[WorkerView]) -> Mapping[str, int]:
-    """What workers hold of a prompt that begins like no other session's."""
-    return _NONE
+        self._rounds.enter(round_, plan.task, fetches=plan.source is not None)
 
 
 def _resumed(prefill: str, decode: SimulatedWorker) -> RouteDecision:
     """The route of a round that is in a queue already."""
     return RouteDecision(Route.LOCAL if prefill == decode.worker_id else Route.REMOTE, prefill, "under-way")
+
+
+class RoleKeeper:
+    """Changes the roles and labels of the workers.
+
+    Args:
+        is_over: whether all sessions have ended. The policy is not asked any more then.
+
+    Attributes:
+        role_flips: changes of a role, or from one label to another, so far. A worker's first label is not counted.
+    """
+
+    def __init__(
+        self, world: World, workers: Sequence[SimulatedWorker], views: Views, is_over: Callable[[], bool]
+    ) -> None:
+        self.role_flips = 0
+        self._loop = world.loop
+        self._interval_s = world.options.pools_interval_s
+        policies, options = world.policies, world.options
+        self._is_idle = policies.pools.is_idle
+        self._answer_s = options.pools_answer_s if policies.pools.is_slow else 0.0
+        self._review = RoleReview(
+            policies.pools,
+            world.belief,
+            world.slo,
+            random.Random(f"{world.options.seed}/pools"),
+            OtherPolicies(
+                policies.binding,
+                policies.routing,
+                policies.ordering,
+                policies.slicing,
+                moves=options.moves,
+                hand_over_pass=options.hand_over_pass,
+            ),
+        )
+        self._load = world.load
+        self._workers = {worker.worker_id: worker for worker in workers}
+        self._views = views
+        self._is_over = is_over
+        self._changed_s = -inf
+
+    def start(self) -> None:
+        """Begin to ask. An idle policy is never asked, so that a run with static roles has no superfluous event."""
+        if not self._is_idle:
+            self._loop.at(self._loop.now_s, self._ask)
+
+    def _ask(self, _: object) -> None:
+        if self._is_over():
+            return
+        now_s = self._loop.now_s
+        load = {} if self._load is None else self._load.until(now_s)
+        situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load, self._answer_s)
+        changes, answer_s = self._review.policy.change(situation), self._answer_s
+        if answer_s and changes:
+            self._loop.at(now_s + answer_s, self._answered, changes)
+        else:
+            self._make(situation.workers, changes)
+        next_s = now_s + answer_s + rest_s(self._review.policy, answer_s)
+        self._loop.at(max(now_s + self._interval_s, next_s), self._ask)
+
+    def _answered(self, changes: Sequence[RoleChange]) -> None:
+        if not self._is_over():
+            self._make(self._views.workers(0), changes)
+
+    def _make(self, workers: Sequence[WorkerView], changes: Sequence[RoleChange]) -> None:
+        for due in due_changes(workers, changes).changes:
+            self._apply(due)
+
+    def _apply(self, due: DueChange) -> None:
+        change, before = due.change, due.before
+        self._changed_s = self._loop.now_s
+        self.role_flips += before.role is not change.role or bool(before.label)
+        worker = self._workers[change.worker_id]
+        worker.turn(change.role, change.label)

@@ -1,14 +1,133 @@
-"""The decode batch of one replica: which requests decode, when they end, and the gaps between their tokens."""
+"""The decode batch of one replica: which requests decode, when they end, and the gaps between their tokens.
+
+A batch that does not change needs no event per token. Step k (from 0) of a run takes `first_s + k * growth_s`, because
+the context of every request grows by a token per step and the time of a step is linear in the batch's context.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import sqrt
 
 from ampd.types import RunningRound, Window
-from planner.simulator.gap_window import GapWindow
 from planner.simulator.outcome import GapRun
 from planner.simulator.request import SimulatedRequest
-from planner.simulator.steps import StepRun
+
+_Entry = tuple[float, GapRun]
+"""(end of the run's first step, the run)."""
+
+_EMPTY = Window()
+
+
+def steps_s(first_s: float, growth_s: float, steps: int) -> float:
+    """Seconds of `steps` consecutive steps."""
+    return steps * (first_s + 0.5 * growth_s * (steps - 1))
+
+
+def steps_within(first_s: float, growth_s: float, elapsed_s: float) -> int:
+    """How many steps have ended `elapsed_s` seconds after the first began."""
+    if elapsed_s < first_s:
+        return 0
+    if growth_s <= 0.0:
+        steps = int(elapsed_s / first_s)
+    else:
+        linear_s = first_s - 0.5 * growth_s
+        # This form of the root stays exact where the growth is tiny.
+        steps = int(2.0 * elapsed_s / (linear_s + sqrt(linear_s * linear_s + 2.0 * growth_s * elapsed_s)))
+    # Rounding may have gone either way: `steps_s` decides.
+    while steps_s(first_s, growth_s, steps + 1) <= elapsed_s:
+        steps += 1
+    while steps and steps_s(first_s, growth_s, steps) > elapsed_s:
+        steps -= 1
+    return steps
+
+
+@dataclass(slots=True, eq=False)
+class StepRun:
+    """Consecutive decode steps from `start_s` on."""
+
+    start_s: float
+    first_s: float
+    growth_s: float
+    steps: int
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + steps_s(self.first_s, self.growth_s, self.steps)
+
+    def done(self, now_s: float) -> int:
+        """Steps that have ended."""
+        return min(steps_within(self.first_s, self.growth_s, now_s - self.start_s), self.steps)
+
+    def cut(self, now_s: float) -> StepRun | None:
+        """The run up to the end of the step in progress; None if it ends there anyway."""
+        steps = steps_within(self.first_s, self.growth_s, now_s - self.start_s) + 1
+        return StepRun(self.start_s, self.first_s, self.growth_s, steps) if steps < self.steps else None
+
+
+class GapWindow:
+    """Gaps between tokens that ended in the last `length_s` seconds, over runs of steps instead of single tokens.
+
+    It gives the same values as `ampd.telemetry.sliding_window.SlidingWindow` with every token's gap.
+    """
+
+    def __init__(self, length_s: float) -> None:
+        self._length_s = length_s
+        self._entries: deque[_Entry] = deque()
+        self._sum_s = 0.0
+        self._count = 0
+
+    def add(self, first_end_s: float, run: GapRun) -> None:
+        """Enter a finished run whose first step ended at `first_end_s`; runs come in the order of their ends."""
+        self._entries.append((first_end_s, run))
+        self._sum_s += _sum_s(run)
+        self._count += run.steps * run.batch
+
+    def read(self, now_s: float, unfinished: Sequence[_Entry] = ()) -> Window:
+        """Mean and number of the gaps in the window; of `unfinished` runs, the finished steps count."""
+        horizon_s = now_s - self._length_s
+        self._drop(horizon_s)
+        sum_s, count = self._sum_s, self._count
+        for entry in unfinished:
+            if (rest := _after(entry, horizon_s)) is not None:
+                sum_s += _sum_s(rest[1])
+                count += rest[1].steps * rest[1].batch
+        return Window(sum_s / count, count) if count else _EMPTY
+
+    def _drop(self, horizon_s: float) -> None:
+        entries = self._entries
+        while entries and entries[0][0] <= horizon_s:
+            entry = entries.popleft()
+            self._sum_s -= _sum_s(entry[1])
+            self._count -= entry[1].steps * entry[1].batch
+            rest = _after(entry, horizon_s)
+            if rest is not None:
+                entries.appendleft(rest)
+                self._sum_s += _sum_s(rest[1])
+                self._count += rest[1].steps * rest[1].batch
+        if not entries:
+            self._sum_s = 0.0
+
+
+def _sum_s(run: GapRun) -> float:
+    return steps_s(run.first_s, run.growth_s, run.steps) * run.batch
+
+
+def _after(entry: _Entry, horizon_s: float) -> _Entry | None:
+    """The part of a run that ended after the horizon."""
+    first_end_s, run = entry
+    if first_end_s > horizon_s:
+        return entry
+    # The first step ended before the horizon, and perhaps some steps behind it.
+    second_s = run.first_s + run.growth_s
+    gone = 1 + (steps_within(second_s, run.growth_s, horizon_s - first_end_s) if run.steps > 1 else 0)
+    if gone >= run.steps:
+        return None
+    rest = GapRun(run.first_s + gone * run.growth_s, run.growth_s, run.steps - gone, run.batch)
+    return first_end_s + steps_s(second_s, run.growth_s, gone), rest
 
 
 class DecodeBatch:
@@ -18,8 +137,6 @@ class DecodeBatch:
         context_tokens: context of all requests after the finished steps.
         run: the run of steps in progress; None between runs.
     """
-
-    __slots__ = ("_entered", "_fresh", "_gaps", "_heap", "_itl", "_last_step_s", "_steps_done", "context_tokens", "run")
 
     def __init__(self, window_s: float, gaps: list[GapRun]) -> None:
         """`gaps`: takes all gaps between tokens. `window_s`: length of the window of `itl`."""

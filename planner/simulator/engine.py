@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ampd.policies.passes import joined_tokens, mixed_pass_s
 from ampd.serving.pass_sizes import PassSizes
-from ampd.types import RunningRound
-from planner.simulator.compute_spans import ComputeSpans
-from planner.simulator.decode_batch import DecodeBatch
-from planner.simulator.events import EventLoop
-from planner.simulator.kv_memory import KvMemory
-from planner.simulator.options import SimulationOptions
-from planner.simulator.outcome import GapRun
-from planner.simulator.prefilling import Part, Prefilling
-from planner.simulator.reloads import Reloads
-from planner.simulator.request import SimulatedRequest
-from planner.simulator.steps import EngineTimes, StepRun
+from ampd.types import Parallelism, RunningRound
+from planner.simulator.decode_batch import DecodeBatch, StepRun
+from planner.simulator.kv_memory import KvMemory, Reloads
+from planner.simulator.options import World
+from planner.simulator.outcome import Span
+from planner.simulator.request import Part, Prefilling, SimulatedRequest
 
 LONGEST_RUN_STEPS = 1 << 60
 """Most decode steps between two events. With 1 each step is an event: the results are the same, but slower."""
@@ -33,35 +29,25 @@ class SimulatedEngine:
         batch: the requests that decode.
 
     Args:
-        options: `chunk_tokens`, `hand_over_pass` and `window_s` concern the engine.
-        gaps: takes all gaps between tokens.
-        spans: records what is computed when; None: it is not recorded.
         reloads: of a worker with a KV store.
-        sizes: of passes that are steps of the batch too; None: the batch pauses.
     """
 
     def __init__(
-        self,
-        times: EngineTimes,
-        memory: KvMemory,
-        loop: EventLoop,
-        options: SimulationOptions,
-        gaps: list[GapRun],
-        spans: ComputeSpans | None = None,
-        reloads: Reloads | None = None,
-        *,
-        sizes: PassSizes | None = None,
+        self, worker_id: str, parallelism: Parallelism, memory: KvMemory, world: World, reloads: Reloads | None = None
     ) -> None:
-        self._times = times
+        self._worker_id = worker_id
+        self._parallelism = parallelism
         self._memory = memory
         memory.on_room = self._room
-        self._loop = loop
-        self._chunk_tokens = options.chunk_tokens
-        self._sizes = None if options.chunk_tokens else sizes
-        self._hand_over_pass = options.hand_over_pass
-        self._spans = spans
+        self._loop = world.loop
+        self._model = world.model
+        self._hand_over_pass = world.options.hand_over_pass
+        self._spans = world.spans
         self._reloads = reloads
-        self.batch = DecodeBatch(options.window_s, gaps)
+        self._sizes: PassSizes | None = None  # of passes that are steps of the batch too; None: the batch pauses
+        if (slicing := world.policies.slicing).shares_passes:
+            self._sizes = PassSizes(slicing, world.belief, parallelism, memory.page_tokens)
+        self.batch = DecodeBatch(world.options.window_s, world.gaps)
         self._waiting: deque[SimulatedRequest] = deque()
         self._prefilling = Prefilling(memory.page_tokens)
         self._busy = False
@@ -126,8 +112,6 @@ class SimulatedEngine:
                 self._tell_last_passes()
             else:
                 self._decode_run(1)
-        elif self._chunk_tokens:
-            self._mixed_pass(self._prefilling.begin(self._chunk_tokens))
         elif self._prefilling.mixes:
             self._mixed_pass(self._prefilling.begin())
         else:
@@ -169,11 +153,11 @@ class SimulatedEngine:
 
     def _prefill_pass(self) -> None:
         """Everything that was admitted, whole, in one pass."""
-        parts = self._prefilling.begin(self._chunk_tokens)
         self._busy = True
-        now_s = self._loop.now_s
-        seconds = self._with_reloads_s(self._times.prefill_pass_s(parts))
-        self._loop.at(now_s + seconds, self._end_prefill_pass, now_s)
+        now_s, parts = self._loop.now_s, self._prefilling.begin()
+        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
+        computed_s = self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
+        self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_prefill_pass, now_s)
 
     def _with_reloads_s(self, computed_s: float) -> float:
         """Time of a pass whose layers are computed while the KV of later layers is reloaded."""
@@ -230,23 +214,24 @@ class SimulatedEngine:
         """One pass over the parts that is also a step of the decode batch."""
         self._busy = True
         now_s = self._loop.now_s
-        computed_s = self._times.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens)
+        batch, context_tokens = len(self.batch), self.batch.context_tokens
+        computed_s = mixed_pass_s(self._model, parts, batch, context_tokens, self._parallelism)
         self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_mixed_pass, now_s)
 
     def _end_mixed_pass(self, start_s: float) -> None:
         self._note_prefills(start_s)
-        if self.batch:
-            self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        self._complete(self._prefilling.end(), is_late=self._sizes is not None or self._chunk_tokens > 0)
+        self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
+        self._complete(self._prefilling.end(), is_late=self._sizes is not None)
 
     # -- decode
 
     def _decode_run(self, most_steps: int) -> None:
         """Plan steps up to the first request that ends, and no more than `most_steps`."""
         self._busy = True
-        batch = self.batch
-        steps = min(batch.steps_left, most_steps)
-        self._plan(self._times.steps(self._loop.now_s, len(batch), batch.context_tokens, steps))
+        batch, context_tokens = len(self.batch), self.batch.context_tokens
+        first_s = self._model.decode_step_s(batch, context_tokens, self._parallelism)
+        growth_s = self._model.decode_step_s(batch, context_tokens + batch, self._parallelism) - first_s
+        self._plan(StepRun(self._loop.now_s, first_s, growth_s, min(self.batch.steps_left, most_steps)))
 
     def _plan(self, run: StepRun) -> None:
         self.batch.run = run
@@ -260,8 +245,7 @@ class SimulatedEngine:
     def _end_run(self, run: StepRun) -> None:
         if run is not self.batch.run:
             return  # it was cut
-        if self._spans is not None:
-            self._spans.decode(len(self.batch), run.steps, run.start_s, self._loop.now_s)
+        self._note("decode", run.start_s, {"batch": len(self.batch), "steps": run.steps})
         self._end_steps(run)
         self._next()
 
@@ -273,6 +257,10 @@ class SimulatedEngine:
             self._finish(request)
 
     def _note_prefills(self, start_s: float) -> None:
+        for request, tokens in self._prefilling.in_pass:
+            self._note("prefill", start_s, {"session": request.session_id, "tokens": tokens})
+
+    def _note(self, kind: str, start_s: float, detail: dict[str, object]) -> None:
+        """Record in the timeline what was computed since `start_s`."""
         if self._spans is not None:
-            for request, tokens in self._prefilling.in_pass:
-                self._spans.prefill(request, tokens, start_s, self._loop.now_s)
+            self._spans.append(Span(self._worker_id, "compute", kind, start_s, self._loop.now_s, detail))

@@ -1,4 +1,4 @@
-"""The policies and options of a simulation."""
+"""The policies and options of a simulation, and what all of its parts share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
+from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
+from ampd.recent_load import RecentLoad
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.types import WINDOW_S, Moves
+from ampd.types import WINDOW_S, Moves, Slo
+from planner.simulator.events import EventLoop
+from planner.simulator.outcome import GapRun, Span
+from planner.simulator.shared_prefixes import SessionPrefix
 
 _WHOLE = WholeSlicing()
 _STATIC = StaticPools()
@@ -55,8 +60,6 @@ class SimulationOptions:
 
     Attributes:
         seed: of the policies' random choices; the same seed gives the same result.
-        chunk_tokens: most prefill tokens per step, in one pass with the decode batch (chunked prefill). 0: a prefill
-            runs whole and pauses the batch.
         window_s: length of the windows of TTFT and ITL.
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
@@ -82,7 +85,6 @@ class SimulationOptions:
     """
 
     seed: int = 0
-    chunk_tokens: int = 0
     window_s: float = WINDOW_S
     page_size_tokens: int = PAGE_TOKENS
     dispatch_s: float = 0.0
@@ -100,3 +102,29 @@ class SimulationOptions:
     gaps_from_s: float = 0.0
     until_s: float = inf
     keeps_timeline: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Time, laws and records of one simulation.
+
+    Attributes:
+        model: the times that passes, decode steps and transfers take.
+        belief: the times that the policies predict with; may differ from `model`.
+        slo: the targets of all rounds.
+        gaps: gaps between tokens, in order of their end.
+        spans: where the timeline is recorded; None: nowhere.
+        prefixes: session id -> the prefix that it shares with others, of the sessions that do.
+        load: where the rounds of the last minutes are recorded, for the pools policy; None: it reads no load.
+    """
+
+    loop: EventLoop
+    model: PerformanceModel
+    belief: PerformanceModel
+    policies: Policies
+    slo: Slo
+    options: SimulationOptions
+    gaps: list[GapRun]
+    spans: list[Span] | None
+    load: RecentLoad | None = None
+    prefixes: dict[str, SessionPrefix] = field(default_factory=dict)

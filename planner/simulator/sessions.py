@@ -1,22 +1,104 @@
-"""The life of sessions in the cluster: a round, its tool, the next round, until the last one."""
+"""The sessions of a simulation: their state, and their life from one round to the next."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 
+from ampd.recent_load import RecentRound
 from ampd.serving.moves import drops_history
+from ampd.serving.prefill_queue import QueueEntry
+from ampd.types import PrefillTask
+from planner.simulator.options import UnderWay, World
 from planner.simulator.outcome import SimulatedRound
-from planner.simulator.rounds import ActiveRound, ActiveSession
 from planner.simulator.shared_prefixes import SessionPrefix
-from planner.simulator.world import World
-from workloads.trace import Session
+from planner.simulator.worker import SimulatedWorker
+from workloads.trace import Round, Session
+
+
+class ActiveSession:
+    """A session and how far it has come.
+
+    Attributes:
+        begun: how far it was when the simulation began, until its first round is on its way.
+        decode: the worker it is bound to, from its first round on.
+        moved_s: when it moved to another owner last.
+        users: workers that may hold KV of it.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session_id = session.session_id
+        self.rounds: tuple[Round, ...] = session.rounds
+        self.begun: UnderWay | None = None
+        self.index = 0
+        self.context_tokens = 0
+        self.decode: SimulatedWorker | None = None
+        self.has_missed = False
+        self.moved_s = -inf
+        self.users: set[SimulatedWorker] = set()
+
+
+class ActiveRound:
+    """A round between its request and its last token.
+
+    Attributes:
+        prefill, decode: the workers that prefill and decode it; the same one if its route is local.
+        holder: the worker that its history is read from: `decode`, or the owner before if the session moves.
+        is_exact: the history of its task is what its prefill worker really holds.
+        uncounted_tokens: history whose origin at the prefill worker is not counted yet; None: it is counted.
+        recent: its entry in the recent load; None: the load is not recorded.
+        read_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
+    """
+
+    def __init__(self, session: ActiveSession, record: SimulatedRound, decode: SimulatedWorker) -> None:
+        self.session = session
+        self.record = record
+        self.decode = decode
+        self.prefill = self.holder = decode
+        self.prompt_tokens = record.hist_tokens + record.incr_tokens
+        self.behind_tokens = 0
+        self.read_tokens = 0
+        self.uncounted_tokens: int | None = record.hist_tokens
+        self.entry: QueueEntry | None = None
+        self.is_exact = False
+        self.is_started = False
+        self.fetched = False
+        self.recent: RecentRound | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether its session gets another owner with this round."""
+        return self.holder is not self.decode
+
+    @property
+    def task(self) -> PrefillTask:
+        """What is left of its prefill."""
+        assert self.entry is not None
+        return self.entry.task
+
+    def begin_read(self, source: SimulatedWorker, target: SimulatedWorker, most_tokens: int) -> int:
+        """Note a read of what the target lacks of the context's first `most_tokens`; returns the tokens that travel."""
+        session_id = self.record.session_id
+        self.behind_tokens = target.memory.held_tokens(session_id)
+        readable_tokens = min(most_tokens, source.memory.resident.held_tokens(session_id))
+        self.read_tokens = max(readable_tokens - self.behind_tokens, 0)
+        if self.read_tokens and not target.prefers_read(
+            session_id, self.prompt_tokens, readable_tokens, source.parallelism
+        ):
+            self.read_tokens = 0
+        return self.read_tokens
+
+    def usable_read_tokens(self, held_tokens: int) -> int:
+        """The part of the KV that was read that continues the `held_tokens` that are there now."""
+        if held_tokens < self.behind_tokens:
+            return 0  # the KV that was to come before it was evicted meanwhile
+        return max(self.behind_tokens + self.read_tokens - held_tokens, 0)
 
 
 class SessionRunner:
     """Sends the rounds of sessions and records their ends.
 
     Args:
-        begin: prepares a session that arrives.
         send: hands a session's next round to the coordinators.
         on_round: called after each round.
 
@@ -28,7 +110,7 @@ class SessionRunner:
     def __init__(
         self,
         world: World,
-        begin: Callable[[ActiveSession], None],
+        workers: Sequence[SimulatedWorker],
         send: Callable[[ActiveSession], None],
         on_round: Callable[[SimulatedRound], object],
     ) -> None:
@@ -38,7 +120,12 @@ class SessionRunner:
         self._slo = world.slo
         self._prefixes = world.prefixes
         self._page_tokens = world.options.page_size_tokens
-        self._begin = begin
+        self._under_way = world.options.under_way
+        self._workers = {worker.worker_id: worker for worker in workers}
+        self._given_tokens = {worker.worker_id: 0 for worker in workers if worker.role.owns_sessions}
+        for begun in self._under_way.values():
+            if begun.owner in self._given_tokens:
+                self._given_tokens[begun.owner] += begun.context_tokens
         self._send = send
         self._on_round = on_round
 
@@ -56,8 +143,28 @@ class SessionRunner:
             page = self._page_tokens
             tokens = session.shared_prefix.tokens // page * page
             self._prefixes[session.session_id] = SessionPrefix(session.shared_prefix.id, tokens)
-        self._begin(active)
+        if (begun := self._under_way.get(session.session_id)) is not None:
+            self._bind(active, begun)
         return active
+
+    def _bind(self, session: ActiveSession, begun: UnderWay) -> None:
+        """Bind a session that is under way to its owner. The owner holds its KV, as far as there is room.
+
+        One of no known owner goes to the worker that owns the least KV.
+        """
+        session.begun = begun
+        owner, tokens = begun.owner, begun.context_tokens
+        if not owner and not tokens:
+            return
+        if not owner:
+            owner = min(self._given_tokens, key=lambda each: self._given_tokens[each])
+            self._given_tokens[owner] += tokens
+        worker = self._workers[owner]
+        if tokens and worker.memory.reserve(session.session_id, tokens):
+            worker.memory.settle(session.session_id, tokens)
+        session.context_tokens = tokens
+        session.decode = worker
+        session.users.add(worker)
 
     def finish(self, round_: ActiveRound, now_s: float) -> None:
         """The round's last token is out."""

@@ -24,8 +24,6 @@ class _Resident:
         users: the sessions that have used it here.
     """
 
-    __slots__ = ("computed_tokens", "members", "users")
-
     def __init__(self) -> None:
         self.computed_tokens = 0
         self.members: dict[str, int] = {}
@@ -43,8 +41,6 @@ class ResidentPrefixes:
     Args:
         prefixes: session id -> its prefix, of all sessions that have one.
     """
-
-    __slots__ = ("_page_tokens", "_prefixes", "_residents")
 
     def __init__(self, prefixes: dict[str, SessionPrefix], page_tokens: int) -> None:
         self._prefixes = prefixes

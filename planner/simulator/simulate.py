@@ -13,20 +13,13 @@ from ampd.recent_load import RecentLoad
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import Slo
 from planner.simulator.cluster import Cluster
-from planner.simulator.coordinators import Coordinators
-from planner.simulator.decodes import Decodes
+from planner.simulator.coordinators import Coordinators, RoleKeeper
 from planner.simulator.events import EventLoop
-from planner.simulator.kv_store import KvStore
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulatedRound, SimulationRun
-from planner.simulator.prefills import Prefills
-from planner.simulator.roles import RoleKeeper
+from planner.simulator.rounds import Rounds
 from planner.simulator.sessions import SessionRunner
-from planner.simulator.transfers import KvTransfers
-from planner.simulator.views import DelayedViews, FreshViews, Views
-from planner.simulator.warm_start import WarmStart
-from planner.simulator.worker import SimulatedWorker
-from planner.simulator.world import World
+from planner.simulator.worker import DelayedViews, SimulatedWorker, Views
 from workloads.trace import Session
 
 _DEFAULTS = SimulationOptions()
@@ -68,21 +61,21 @@ def simulate(
         for role, groups in cluster.groups.items()
         for number, group in enumerate(group for group in groups for _ in range(group.replicas))
     ]
-    views: Views = FreshViews(workers, loop)
+    views = Views(workers, loop)
     if options.state_delay_s or options.coordinators > 1:
         views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)
     roles = {worker.worker_id: worker.role.value for worker in workers}
-    runner, coordinators = _connected(world, workers, views, cluster.max_context_tokens, on_round)
+    runner = SessionRunner(world, workers, lambda session: coordinators.send(session), on_round)
+    rounds = Rounds(world, runner.finish)
+    coordinators = Coordinators(world, workers, views, cluster.max_context_tokens, rounds, runner.end)
     keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
-    idle = [session_id for session_id, begun in options.under_way.items() if begun.is_idle]
-    by_id = {session.session_id: session for session in sessions} if idle else {}
-    for session_id in idle:
-        runner.wait(by_id[session_id])
-    waiting = frozenset(idle)
-    loop.at_each(
-        runner.arrive, [(session.arrival_s, session) for session in sessions if session.session_id not in waiting]
-    )
+    coming = {session.session_id: session for session in sessions}
+    for session_id, begun in options.under_way.items():
+        if begun.is_idle:
+            runner.wait(coming.pop(session_id))
+    for session in coming.values():
+        loop.at(session.arrival_s, runner.arrive, session)
     if options.gaps_from_s:
         loop.at(options.gaps_from_s, lambda _: world.gaps.clear())
     with _rare_collections():
@@ -95,7 +88,7 @@ def simulate(
         duration_s=max(
             (record.sent_s + record.e2e_s for record in runner.finished if record.e2e_s is not None), default=0.0
         ),
-        lost_sessions=sum(worker.resident.evicted for worker in workers),
+        lost_sessions=sum(worker.memory.resident.evicted for worker in workers),
         role_flips=keeper.role_flips,
         refusals=coordinators.refusals if options.max_wait else None,
         moves=coordinators.moves if options.moves != "never" else None,
@@ -119,36 +112,19 @@ def _rare_collections() -> Iterator[None]:
 def _store_figures(workers: Sequence[SimulatedWorker]) -> dict[str, Any] | None:
     """The figures of all workers with a KV store together; None: there are none."""
     hits, evicted, device_evictions, reload_s = Counter[str](dict.fromkeys(TIERS, 0)), Counter[str](), 0, 0.0
-    with_store = [worker for worker in workers if worker.reloads is not None]
-    for worker in with_store:
-        assert worker.reloads is not None
-        assert isinstance(worker.resident, KvStore)
-        hits.update(worker.reloads.hit_tokens)
-        evicted.update(worker.resident.evicted_tokens)
-        device_evictions += worker.memory.evicted
-        reload_s += worker.reloads.reload_s
-    if not with_store:
+    stores = [store for worker in workers if (store := worker.memory.store) is not None]
+    if not stores:
         return None
+    for worker in workers:
+        if worker.reloads is not None:
+            hits.update(worker.reloads.hit_tokens)
+            device_evictions += worker.memory.evicted
+            reload_s += worker.reloads.reload_s
+    for store in stores:
+        evicted.update(store.evicted_tokens)
     return {
         "hit_tokens": dict(hits),
         "evicted_tokens": dict(evicted),
         "device_evictions": device_evictions,
         "reload_s": reload_s,
     }
-
-
-def _connected(
-    world: World,
-    workers: Sequence[SimulatedWorker],
-    views: Views,
-    max_context_tokens: int,
-    on_round: Callable[[SimulatedRound], object],
-) -> tuple[SessionRunner, Coordinators]:
-    """Connect the parts: sessions send rounds to coordinators, these to prefills, these to decodes."""
-    transfers = KvTransfers(world)
-    warm = WarmStart(world.options.under_way, workers)
-    runner = SessionRunner(world, warm.place, lambda session: coordinators.send(session), on_round)
-    decodes = Decodes(world, transfers, runner.finish)
-    prefills = Prefills(world, transfers, decodes.hand_over, decodes.last_token)
-    coordinators = Coordinators(world, workers, views, max_context_tokens, prefills, runner.end)
-    return runner, coordinators

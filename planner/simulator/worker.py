@@ -1,38 +1,55 @@
-"""A simulated worker: its queue, engine, KV memory and windows, and the view that decisions see of it."""
+"""A simulated worker: its queue, engine, KV memory and windows, and the views that coordinators have of it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from math import inf, nextafter
+from typing import Any
 
 from ampd.serving.kv_eviction import NextRounds
-from ampd.serving.pass_sizes import PassSizes
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.serving.slices import Slices
+from ampd.state.overlay import SAMPLE_INTERVAL_S, merge
 from ampd.telemetry.sliding_window import SlidingWindow
-from ampd.types import Parallelism, Role, Window, WorkerView
-from planner.simulator.batch_waits import BatchWaits
-from planner.simulator.cached_memory import CachedKvMemory
+from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
-from planner.simulator.compute_spans import ComputeSpans
 from planner.simulator.engine import SimulatedEngine
-from planner.simulator.kv_memory import KvMemory
-from planner.simulator.kv_store import KvStore
-from planner.simulator.reloads import Reloads
-from planner.simulator.session_kv import SessionKv
-from planner.simulator.steps import EngineTimes
-from planner.simulator.world import World
+from planner.simulator.events import EventLoop, Once
+from planner.simulator.kv_memory import KvMemory, KvStore, Reloads
+from planner.simulator.options import World
 
 _NO_WINDOW = Window()
+
+
+class BatchWaits:
+    """The prefills of one worker that have a slot and wait for the decode batch."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[Once] = []
+
+    def wait(self, wait_s: float, resume: Callable[[], None]) -> None:
+        """Call `resume` after `wait_s`, or as soon as a round ends here."""
+        once = Once(resume)
+        self._waiting.append(once)
+        self._loop.at(self._loop.now_s + wait_s, once)
+
+    def round_ended(self) -> None:
+        """A round has left the decode batch."""
+        waiting, self._waiting = self._waiting, []
+        for once in waiting:
+            # After the engine has gone on, because it does not wait for submissions in answer to its last step.
+            self._loop.at(self._loop.now_s, once)
 
 
 class SimulatedWorker:
     """One replica. It can prefill and decode, and its role decides which new work it gets.
 
     Attributes:
-        memory: of its device.
-        resident: where its idle sessions live: its store if it has one, else `memory`.
+        memory: of its device, and its store if it has one.
         reloads: what a worker with a store reloads and reads.
         role, label: as in its view; a pools policy may change them.
         slices: decides how prefills here share the worker with the decode batch.
@@ -46,32 +63,19 @@ class SimulatedWorker:
         self.role = role
         self.label = ""
         self.parallelism = parallelism
-        self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes)
-        self.resident: SessionKv = self.memory
-        self.reloads: Reloads | None = None
+        next_rounds, store = NextRounds(world.belief, parallelism), None
         if group.kv_store_tokens:
-            next_rounds = NextRounds(world.belief, parallelism)
-            store = KvStore(group.kv_store_tokens, options.page_size_tokens, next_rounds.surplus, world.prefixes)
-            self.memory = cached = CachedKvMemory(
-                group.kv_capacity_tokens, options.page_size_tokens, store, world.prefixes
-            )
-            self.resident = store
-            self.reloads = Reloads(cached, world.model, world.belief, parallelism, next_rounds, world.slo)
+            surplus = next_rounds.surplus
+            store = KvStore(group.kv_store_tokens, options.page_size_tokens, surplus, world.prefixes)
+        self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes, store)
+        self.reloads: Reloads | None = None
+        if store is not None:
+            self.reloads = Reloads(self.memory, world.model, world.belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] | None = None
         slicing = world.policies.slicing
         self.slices = Slices(slicing, world.belief, parallelism, options.page_size_tokens, lambda: self.role)
-        sizes = PassSizes(slicing, world.belief, parallelism, options.page_size_tokens)
-        self.engine = SimulatedEngine(
-            EngineTimes(world.model, parallelism),
-            self.memory,
-            world.loop,
-            options,
-            world.gaps,
-            None if world.spans is None else ComputeSpans(worker_id, world.spans),
-            self.reloads,
-            sizes=sizes if slicing.shares_passes else None,
-        )
+        self.engine = SimulatedEngine(worker_id, parallelism, self.memory, world, self.reloads)
         self.queue = PrefillQueue(
             world.policies.ordering,
             world.belief,
@@ -112,7 +116,7 @@ class SimulatedWorker:
 
     def _made(self, now_s: float) -> tuple[WorkerView, float]:
         """The view, made anew, and until when it holds."""
-        store = None if self.reloads is None else self.resident
+        store = self.memory.store
         ttft = self.ttft.read(now_s)
         itl = _NO_WINDOW
         until_s = self.ttft.changes_at_s()
@@ -133,10 +137,85 @@ class SimulatedWorker:
             self.memory.session_tokens if store is None else self.memory.running_tokens,
             self.memory.capacity_tokens,
             self.max_context_tokens,
-            self.resident.held,
+            self.memory.resident.held,
             self.label,
             store_used_tokens=0 if store is None else store.session_tokens,
             store_capacity_tokens=0 if store is None else store.capacity_tokens,
             shared_prefixes=self.memory.shared_prefixes(),
         )
         return view, until_s
+
+
+class Views:
+    """The workers as coordinators see them: as they are."""
+
+    def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop) -> None:
+        self._loop = loop
+        self._workers = workers
+
+    def workers(self, coordinator: int) -> Sequence[WorkerView]:
+        """All workers, in the order of the cluster."""
+        return [self.worker(coordinator, worker) for worker in self._workers]
+
+    def prefill(self, coordinator: int) -> Sequence[WorkerView]:
+        """The workers that take prefills of sessions that others own."""
+        return [self.worker(coordinator, worker) for worker in self._workers if worker.role.takes_prefills]
+
+    def decode(self, coordinator: int) -> Sequence[WorkerView]:
+        """The workers that own sessions."""
+        return [self.worker(coordinator, worker) for worker in self._workers if worker.role.owns_sessions]
+
+    def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:  # noqa: ARG002
+        """One worker."""
+        return worker.view(self._loop.now_s)
+
+    def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
+        """This coordinator has just sent a prefill there."""
+
+
+class DelayedViews(Views):
+    """A change at a worker is published `delay_s` later. Until then each coordinator adds the prefills it has sent.
+
+    Windows and contexts change by themselves, so they are published at intervals until they are empty. Roles are known
+    at once, because a coordinator changes them.
+    """
+
+    def __init__(self, workers: Sequence[SimulatedWorker], loop: EventLoop, delay_s: float, coordinators: int) -> None:
+        super().__init__(workers, loop)
+        self._delay_s = delay_s
+        self._published: dict[str, WorkerView] = {}
+        self._pending: set[str] = set()
+        self._sampling: set[str] = set()
+        self._with_sent: list[dict[str, WorkerView]] = [{} for _ in range(coordinators)]
+        for worker in workers:
+            self._publish(worker)
+            worker.on_change = partial(self._changed, worker)
+
+    def worker(self, coordinator: int, worker: SimulatedWorker) -> WorkerView:
+        view = self._with_sent[coordinator].get(worker.worker_id) or self._published[worker.worker_id]
+        if view.role is not worker.role or view.label != worker.label:
+            view = replace(view, role=worker.role, label=worker.label)
+        return view
+
+    def entered(self, coordinator: int, worker: SimulatedWorker, task: PrefillTask) -> None:
+        self._with_sent[coordinator][worker.worker_id] = merge(self.worker(coordinator, worker), [task], ())
+
+    def _changed(self, worker: SimulatedWorker) -> None:
+        if worker.worker_id not in self._pending:
+            self._pending.add(worker.worker_id)
+            self._loop.at(self._loop.now_s + self._delay_s, self._publish, worker)
+
+    def _publish(self, worker: Any) -> None:
+        self._pending.discard(worker.worker_id)
+        view = worker.view(self._loop.now_s)
+        self._published[worker.worker_id] = replace(view, held_tokens=dict(view.held_tokens))
+        for with_sent in self._with_sent:
+            with_sent.pop(worker.worker_id, None)
+        is_moving = view.ttft.count or view.itl.count or view.decode_batch
+        if is_moving and worker.worker_id not in self._sampling:
+            self._sampling.add(worker.worker_id)
+            self._loop.at(self._loop.now_s + max(self._delay_s, SAMPLE_INTERVAL_S), self._sample, worker)
+
+    def _sample(self, worker: SimulatedWorker) -> None:
+        self._sampling.discard(worker.worker_id)
+        self._publish(worker)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from planner.plan_report import _curves, _end, _price, axis_start
+from planner.reports import _curves, _end, _price, axis_start
 
 
 def test_the_same_plan_is_promised_only_of_a_search_that_ended() -> None:

@@ -152,14 +152,6 @@ def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows[0]["attainment"]["rounds"] > rows[1]["attainment"]["rounds"] + 0.1
 
 
-@pytest.mark.slow
-def test_chunked_prefill_spares_the_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--mode", "colocated", "--rate", "15", "--limit", "100", "--prefill", "0"]
-    whole, chunked = (simulated(capsys, *flags, "--chunk-tokens", size) for size in ("0", "128"))
-    assert chunked["itl_s"]["p99"] < 0.7 * whole["itl_s"]["p99"]
-    assert chunked["output_tokens"] == whole["output_tokens"]
-
-
 def test_the_table_has_a_row_a_combination(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*BASE, "--routing", "ampd,always-local"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.cli.main import main
-from planner.simulator.outcome import SimulationRun, Span
-from planner.timeline import trace_events
+from planner.simulator.outcome import SimulationRun, Span, trace_events
 
 WORKERS = {"prefill-0": "prefill", "decode-0": "decode"}
 _READS = st.lists(st.tuples(st.sampled_from(sorted(WORKERS)), st.integers(0, 30), st.integers(0, 9)), max_size=25)

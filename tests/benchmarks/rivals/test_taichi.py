@@ -147,7 +147,7 @@ def test_a_cluster_of_both_kinds_serves_all_rounds_and_cuts_by_the_role_of_the_t
         sessions, Cluster((group,), mixed=(group,)), MODEL, policies, SLO, SimulationOptions(keeps_timeline=True)
     )
     assert all(record.error is None for record in done.rounds)
-    assert {record.placed.reason for record in done.rounds} >= {"degraded", "prefill-heavy"}
+    assert {record.reason for record in done.rounds} >= {"degraded", "prefill-heavy"}
     longest = {
         worker_id: max(
             span.detail["tokens"] for span in done.timeline if (span.worker_id, span.kind) == (worker_id, "prefill")

@@ -2,7 +2,7 @@
 
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
-from planner.layout.case import PlanCase
+from planner.layout.layout import PlanCase
 from planner.simulator.options import SimulationOptions
 from workloads.generate import Lengths, generate
 from workloads.trace import Round, Session

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.layout.goodput import goodput, next_rate
+from planner.layout.candidate import goodput, next_rate
 
 MOST, PRECISION = 5.0, 1.05
 

@@ -8,7 +8,7 @@ import pytest
 
 from ampd.types import Role
 from planner.layout.layout import Layout
-from planner.layout.neighbours import counts_of, filled, layout_of, neighbours
+from planner.layout.search import counts_of, filled, layout_of, neighbours
 
 SPLIT = Layout(((2, 1),), ((2, 1),))
 DEGREES = (1, 2, 4)

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from planner.layout.population import Life, Population, population_of
+from planner.layout.population import Life, Population
 from workloads.trace import Session
 
 from .lab import CASE, SESSIONS, SLO
@@ -56,9 +56,7 @@ def test_a_few_draws_have_light_and_heavy_sessions_in_proportion() -> None:
 
 
 def test_a_population_is_made_once_and_knows_the_mean_session() -> None:
-    population = population_of(CASE.sessions, CASE.slo)
-    assert population_of(CASE.sessions, CASE.slo) is population
-    assert population_of(CASE.sessions[:4], CASE.slo) is not population
+    population = CASE.population
     first_s, second_s = 0.3 + 2 * 0.02, 0.3 + 0.02
     assert population.rounds == 2
     assert population.lifetime_s == pytest.approx(first_s + second_s + 1.0)
@@ -67,6 +65,6 @@ def test_a_population_is_made_once_and_knows_the_mean_session() -> None:
 
 
 def test_rounds_are_sent_after_the_round_before_and_its_tool() -> None:
-    (life,) = {life.rounds_s: life for life in population_of(CASE.sessions, CASE.slo).lives}.values()
+    (life,) = {life.rounds_s: life for life in CASE.population.lives}.values()
     assert life.sent_s(0.5) == pytest.approx([0.0, 0.5 * life.rounds_s[0] + 1.0])
     assert life.seconds(0.5) == pytest.approx(0.5 * sum(life.rounds_s) + 1.0)

@@ -10,8 +10,7 @@ import pytest
 
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate
 from planner.layout.layout import Layout
-from planner.layout.neighbours import counts_of
-from planner.layout.search import Search, best_first
+from planner.layout.search import Search, best_first, counts_of
 from planner.layout.trial import SHORT
 
 from .lab import CASE as LAB_CASE

@@ -6,8 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from planner.layout.population import Life, Population
-from planner.layout.steady_load import Load, steady_load
+from planner.layout.population import Life, Load, Population, steady_load
 from workloads.trace import Round, Session
 
 from .lab import SESSIONS, SLO

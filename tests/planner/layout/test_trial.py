@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.perf.scaled import ScaledModel
-from planner.layout.case import PlanCase
-from planner.layout.layout import Layout
-from planner.layout.population import population_of
+from planner.layout.layout import Layout, PlanCase
 from planner.layout.trial import SHORT, Horizon, Trial, TrialTask
 from workloads.trace import Round, Session
 
@@ -35,7 +33,7 @@ def test_a_trial_that_is_carried_runs_to_its_end() -> None:
     assert made.met == made.most == 1.0
     assert made.result is not None
     assert made.result["attainment"]["rounds"] == made.met
-    span = SHORT.span(population_of(CASE.sessions, CASE.slo), 2.0)
+    span = SHORT.span(CASE.population, 2.0)
     assert span.seconds == SHORT.seconds
     assert made.result["rounds"] == pytest.approx(span.rounds, rel=0.2)
 

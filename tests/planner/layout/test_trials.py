@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from planner.layout.layout import Layout
-from planner.layout.trial import SHORT, Horizon, TimeOverError, TrialTask
-from planner.layout.trials import Trials
+from planner.layout.trial import SHORT, Horizon, TimeOverError, Trials, TrialTask
 
 from .lab import CASE
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ampd.recent_load import Load, RecentRound
 from ampd.types import PrefillTask, Role
-from planner.look_ahead.attained import attained
+from planner.look_ahead.pools import attained
 
 from .lab import SLO, question, workers_of
 

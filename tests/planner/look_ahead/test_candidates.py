@@ -4,7 +4,7 @@ from collections import Counter
 
 from ampd.perf.presets import analytic_model
 from ampd.types import Parallelism, Role, WorkerView
-from planner.look_ahead.candidates import candidate_roles, in_words
+from planner.look_ahead.comparison import candidate_roles, in_words
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
 

@@ -1,6 +1,6 @@
 """Expected lengths of outputs, of which some still grow."""
 
-from planner.look_ahead.lengths import OutputLengths
+from planner.look_ahead.recorded import OutputLengths
 
 
 def test_with_ended_outputs_only_it_is_their_mean() -> None:

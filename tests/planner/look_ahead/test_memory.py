@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ampd.recent_load import RecentRound
 from ampd.types import PrefillTask, Role, Slo, WorkerView
-from planner.look_ahead.memory import sessions_share, will_be_short
+from planner.look_ahead.pools import sessions_share, will_be_short
 
 from .lab import question
 

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from planner.look_ahead.outlook import Outlook
-from planner.look_ahead.replay import Replay
+from planner.look_ahead.comparison import Outlook, Replay
 
 
 def replay(count: int) -> Replay:

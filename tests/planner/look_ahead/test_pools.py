@@ -24,6 +24,11 @@ LONG_PREFILLS = {f"s{n}": [RecentRound(n / 8, 0, 1500, n / 8 + 0.5, 4, is_met=Fa
 """Eight prompts of 1,500 tokens per second, which all missed their targets."""
 
 
+def faster(load: Load, factor: float) -> Load:
+    """The rounds at this many times their rate."""
+    return {name: [replace(item, sent_s=item.sent_s / factor) for item in rounds] for name, rounds in load.items()}
+
+
 def situation(load: Load, prefill: int = 1, decode: int = 3) -> PoolsSituation:
     return question(workers_of(*[Role.PREFILL] * prefill, *[Role.DECODE] * decode), load)
 
@@ -124,7 +129,7 @@ def test_later_others_have_to_beat_what_the_present_roles_really_attained() -> N
 
 
 def test_it_stays_where_nothing_else_is_better() -> None:
-    found = with_constants(LookAheadPools, STRESS=2.5).change(situation(LONG_PREFILLS, prefill=0, decode=4))
+    found = POLICY.change(situation(faster(LONG_PREFILLS, 2.5), prefill=0, decode=4))
     assert isinstance(found, Considered)
     assert list(found) == []
     assert len(found.tried) > 1
@@ -134,8 +139,9 @@ def test_it_stays_where_nothing_else_is_better() -> None:
 def test_a_gain_of_few_rounds_is_refused_as_chance() -> None:
     """Only the last of eight long prompts is late, and the 72 short ones behind it are not."""
     short = {name: [replace(item, prompt_tokens=200) for item in rounds] for name, rounds in LONG_PREFILLS.items()}
-    policy = with_constants(LookAheadPools, GAIN=0.01, STRESS=1.15)
-    found = policy.change(situation(short | {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:8]}))
+    policy = with_constants(LookAheadPools, GAIN=0.01)
+    load = short | {name: LONG_PREFILLS[name] for name in list(LONG_PREFILLS)[:8]}
+    found = policy.change(situation(faster(load, 1.15)))
     assert isinstance(found, Considered)
     assert max(tried.attained for tried in found.tried) >= found.tried[0].attained + policy.GAIN
     assert list(found) == []
@@ -161,7 +167,7 @@ def arriving(rate: float, seed: int) -> PoolsSituation:
 
 
 def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
-    policy, asked = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10, STRESS=1.15), arriving(2.8, 0)
+    policy, asked = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10), arriving(2.8, 0)
     few = policy.change(replace(asked, load=latest_rounds(asked.load, 43)))
     assert isinstance(few, Considered)
     assert (few.rounds, few.is_chance, list(few)) == (43, True, [])
@@ -172,9 +178,9 @@ def test_more_rounds_decide_where_a_gain_may_be_chance() -> None:
 
 
 def test_more_rounds_may_show_that_a_gain_was_chance() -> None:
-    found = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10, STRESS=1.15).change(arriving(2.3, 3))
+    found = with_constants(LookAheadPools, ROUNDS_PER_WORKER=10).change(arriving(2.8, 1))
     assert isinstance(found, Considered)
-    assert found.rounds == 4 * 40
+    assert found.rounds == 4 * 41
     assert list(found) == []
 
 

@@ -2,7 +2,7 @@
 
 from ampd.recent_load import RecentRound
 from ampd.types import PrefillTask, Role, Window, WorkerView
-from planner.look_ahead.present import present_state
+from planner.look_ahead.recorded import present_state
 
 from .lab import SLO, question
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -26,8 +27,9 @@ from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.kv_memory import KvMemory
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.events import EventLoop
+from planner.simulator.kv_memory import NO_PREFIXES, KvMemory, KvStore
+from planner.simulator.options import Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.simulate import simulate
@@ -47,7 +49,6 @@ ROUTINGS = (
 )
 SLICINGS = ("itl-chunks", "itl-chunks(mixes=true)", "dynaserve")
 NO_OPTIONS = SimulationOptions()
-NO_PREFIXES: dict[str, SessionPrefix] = {}
 
 
 class RandomBinding:
@@ -230,7 +231,6 @@ clusters = st.one_of(roomy_clusters, tight_clusters)
 options = st.builds(
     SimulationOptions,
     seed=st.integers(0, 5),
-    chunk_tokens=st.sampled_from([0, 0, 64, 700]),
     dispatch_s=st.sampled_from([0.0, 0.003]),
     hand_over_s=st.sampled_from([0.0, 0.002]),
     kv_read_s=st.sampled_from([0.0, 0.001, 0.3]),
@@ -245,12 +245,14 @@ options = st.builds(
 class WatchedMemory(KvMemory):
     """Checks its books at every change, and notes which sessions it evicted."""
 
-    __slots__ = ("evicted_sessions", "given_prefixes")
-
     def __init__(
-        self, capacity_tokens: int, page_tokens: int, prefixes: dict[str, SessionPrefix] = NO_PREFIXES
+        self,
+        capacity_tokens: int,
+        page_tokens: int,
+        prefixes: dict[str, SessionPrefix] = NO_PREFIXES,
+        store: KvStore | None = None,
     ) -> None:
-        super().__init__(capacity_tokens, page_tokens, prefixes)
+        super().__init__(capacity_tokens, page_tokens, prefixes, store)
         self.given_prefixes = prefixes
         self.evicted_sessions: set[str] = set()
 
@@ -312,13 +314,18 @@ def watched_memories() -> Iterator[list[WatchedMemory]]:
     """All KV memories of the simulations in the block, which check themselves."""
     memories: list[WatchedMemory] = []
 
-    def made(capacity_tokens: int, page_tokens: int, prefixes: dict[str, SessionPrefix]) -> WatchedMemory:
-        memories.append(WatchedMemory(capacity_tokens, page_tokens, prefixes))
+    def made(*arguments: Any) -> WatchedMemory:
+        memories.append(WatchedMemory(*arguments))
         return memories[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("planner.simulator.worker.KvMemory", made)
         yield memories
+
+
+def world_of(policies: Policies) -> World:
+    """What an engine by itself needs."""
+    return World(EventLoop(), MODEL, MODEL, policies, SLO, NO_OPTIONS, [], None)
 
 
 def run(

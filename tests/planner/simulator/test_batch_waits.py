@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.simulator.batch_waits import BatchWaits
 from planner.simulator.events import EventLoop
+from planner.simulator.worker import BatchWaits
 
 
 def test_each_goes_on_once_at_the_end_of_a_round_or_after_its_wait() -> None:

@@ -32,7 +32,7 @@ def test_a_prefill_worker_without_room_for_the_prompt_leaves_it_to_the_decode_wo
     cluster = Cluster(decode=(ReplicaGroup(1, THETA, 5000),), prefill=(ReplicaGroup(1, THETA, 500),))
     fits, not_quite = (run([session("s", (tokens, 10))], cluster, REMOTE).rounds[0] for tokens in (499, 500))
     assert (fits.route, fits.error) == ("remote", None)
-    assert (not_quite.route, not_quite.placed.reason, not_quite.error) == ("local", "no-prefill-worker", None)
+    assert (not_quite.route, not_quite.reason, not_quite.error) == ("local", "no-prefill-worker", None)
 
 
 def test_a_round_that_can_never_fit_is_refused_and_the_others_go_on() -> None:
@@ -60,7 +60,7 @@ def test_refused_rounds_come_back_and_running_sessions_go_first() -> None:
     assert not any(record.error for record in bounded.rounds)
 
     def longest_wait_s(done: SimulationRun) -> float:
-        return max(record.prefill.queued_s for record in done.rounds)
+        return max(record.queued_s for record in done.rounds)
 
     assert longest_wait_s(bounded) < 8.0 * SLO.ttft_s < longest_wait_s(unbounded)
     assert bounded.result(SLO)["refusals"] == bounded.refusals

@@ -22,10 +22,10 @@ def test_late_kv_of_a_rewritten_context_is_not_taken_for_the_new_one() -> None:
     rewritten = Session(session_id="s", arrival_s=0.0, rounds=rounds)
     done = run([rewritten, blocker], single(), FIRST_REMOTE.policies(), SLOW_READS)
     again = next(record for record in done.rounds if (record.session_id, record.index) == ("s", 1))
-    assert again.prefill.queued_s > 0.5
+    assert again.queued_s > 0.5
     assert again.ttft_s is not None
     # All 1600 tokens are new.
-    assert again.ttft_s - again.prefill.queued_s >= MODEL.prefill_s(0, 1600, Parallelism(1)) - 1e-9
+    assert again.ttft_s - again.queued_s >= MODEL.prefill_s(0, 1600, Parallelism(1)) - 1e-9
 
 
 def test_late_kv_of_an_old_round_does_not_shrink_what_a_newer_one_has_left() -> None:
@@ -33,7 +33,7 @@ def test_late_kv_of_an_old_round_does_not_shrink_what_a_newer_one_has_left() -> 
     slow = SimulationOptions(kv_read_s=5.0)
     patient = first_remote.model_copy(update={"rounds": _slowly(first_remote, 10.0)})
     third = run([patient], single(), FIRST_REMOTE.policies(), slow).rounds[-1]
-    assert third.prefill.missing_tokens == 0
+    assert third.missing_tokens == 0
     assert third.ttft_s is not None
     assert third.ttft_s < MODEL.prefill_s(0, 1600, Parallelism(1)) / 4
 

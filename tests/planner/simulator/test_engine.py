@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop
 from math import inf
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ampd.policies.base import Compute, Slice, SlicingSituation
-from ampd.serving.pass_sizes import PassSizes
 from ampd.serving.prefill_queue import CONCURRENCY, PrefillQueue, Stage
 from ampd.types import Parallelism, PrefillTask
 from planner.simulator.cluster import Cluster
@@ -20,7 +19,6 @@ from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.request import SimulatedRequest
-from planner.simulator.steps import EngineTimes
 from tests.ampd.serving.fixed_slices import FixedSlices
 from workloads.trace import Session
 
@@ -37,6 +35,7 @@ from .lab import (
     session_lists,
     single,
     steps_at_once,
+    world_of,
 )
 
 relaxed = settings(max_examples=40, suppress_health_check=list(HealthCheck))
@@ -74,14 +73,14 @@ def test_a_round_that_does_not_fit_now_waits_for_one_that_ends() -> None:
 def test_kv_that_was_read_counts_only_behind_a_history_that_is_still_there(
     held_tokens: int, behind_tokens: int
 ) -> None:
-    loop, memory = EventLoop(), KvMemory(1000, 16)
+    world, memory = world_of(LOCAL), KvMemory(1000, 16)
     if held_tokens:
         assert memory.reserve("s", held_tokens)
         memory.settle("s", held_tokens)
-    engine = SimulatedEngine(EngineTimes(MODEL, Parallelism(1)), memory, loop, SimulationOptions(), [], None)
+    engine = SimulatedEngine("w", Parallelism(1), memory, world)
     ends_s: list[float] = []
     engine.submit(SimulatedRequest("s", 200, 96, 1, None, lambda _, now_s: ends_s.append(now_s), read_tokens=48))
-    loop.run()
+    world.loop.run()
     assert ends_s == [pytest.approx(MODEL.prefill_s(behind_tokens, 200 - behind_tokens, Parallelism(1)))]
 
 
@@ -90,24 +89,25 @@ def test_where_passes_are_shared_a_round_whose_kv_was_lost_on_the_way_is_a_prefi
     cached_tokens: int, asked: list[int], rounds: int
 ) -> None:
     """Its prefill is cut as the policy says, and the policy does not count it among the rounds that decode."""
-    policy, loop, memory = Asked(Compute(1008)), EventLoop(), KvMemory(10_000, 16)
-    sizes = PassSizes(policy, MODEL, Parallelism(1), 16)
-    engine = SimulatedEngine(EngineTimes(MODEL, Parallelism(1)), memory, loop, SimulationOptions(), [], sizes=sizes)
+    policy, memory = Asked(Compute(1008), shares_passes=True), KvMemory(10_000, 16)
+    world = world_of(replace(LOCAL, slicing=policy))
+    engine = SimulatedEngine("w", Parallelism(1), memory, world)
     task = PrefillTask("t", "t", 0, 1000, 0.0, SLO)
     if cached_tokens:
         assert memory.reserve("over", cached_tokens)
         memory.settle("over", cached_tokens)
 
-    def submit(session_id: str, prompt: int, cached: int, output: int, token_s: float = -1.0) -> None:
-        request = SimulatedRequest(session_id, prompt, cached, output, None, lambda *_: None, token_s=token_s)
-        request.task = task
+    def submit(session_id: str, prompt: int, cached: int, output: int, token_s: float | None = None) -> None:
+        request = SimulatedRequest(session_id, prompt, cached, output, None, lambda *_: None, task=task)
+        if token_s is not None:
+            request.hand_over(token_s)
         engine.submit(request)
 
     submit("stream", 50, 0, 100)
-    loop.run(MODEL.prefill_s(0, 50, Parallelism(1)))
+    world.loop.run(MODEL.prefill_s(0, 50, Parallelism(1)))
     submit("other", 1000, 0, 1)
     submit("over", 1001, cached_tokens, 5, token_s=0.0)
-    loop.run()
+    world.loop.run()
     assert [task.incr_tokens for task, _ in policy.asked] == asked
     assert policy.asked[0][1] == rounds
 
@@ -154,16 +154,16 @@ def _looked_at() -> Iterator[list[int]]:
 
     class WatchedLoop(EventLoop):
         def run(self, until_s: float = inf) -> None:
-            while self._heap and self._heap[0].when_s <= until_s:
-                event = heappop(self._heap)
-                if event.when_s > self.now_s:
+            while self._heap and self._heap[0][0] <= until_s:
+                when_s, _, action, argument = heappop(self._heap)
+                if when_s > self.now_s:
                     looks[0] += 1
                     for engine in engines:
                         _check_engine(engine)
                     for queue in queues:
                         _check_queue(queue)
-                self.now_s = event.when_s
-                event.action(event.argument)
+                self.now_s = when_s
+                action(argument)
             assert not any(engine._waiting or engine._busy for engine in engines)
             assert not any(map(len, queues))
 

@@ -5,9 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.telemetry.sliding_window import SlidingWindow
-from planner.simulator.gap_window import GapWindow
+from planner.simulator.decode_batch import GapWindow, steps_s
 from planner.simulator.outcome import GapRun
-from planner.simulator.steps import steps_s
 
 runs = st.lists(
     st.tuples(st.floats(0.001, 0.4), st.floats(0, 0.01), st.integers(1, 30), st.integers(1, 5), st.floats(0, 3)),

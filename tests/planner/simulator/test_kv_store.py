@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.simulator.kv_store import KvStore
+from planner.simulator.kv_memory import KvStore
 
 CAPACITY, PAGE = 64, 4
 NAMES = "abcd"

@@ -4,21 +4,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.simulator.events import EventLoop
-from planner.simulator.links import Links, Transfer
+from planner.simulator.rounds import Links
+
+from .lab import LOCAL, world_of
 
 untimed = settings(deadline=None)
 
 
 def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
     """When moves of (source, target, start, seconds) end."""
-    loop = EventLoop()
-    links, ends = Links(loop), [0.0] * len(moves)
+    world = world_of(LOCAL)
+    loop = world.loop
+    links, ends = Links(world), [0.0] * len(moves)
 
     def begin(number: int) -> None:
         source, target, _, seconds = moves[number]
 
-        def done(_: Transfer) -> None:
+        def done() -> None:
             ends[number] = loop.now_s
 
         links.start(source, target, seconds, done)

@@ -4,10 +4,7 @@ import pytest
 
 from ampd.serving.kv_eviction import NextRounds
 from ampd.types import Parallelism, Slo
-from planner.simulator.cached_memory import CachedKvMemory
-from planner.simulator.kv_memory import KvMemory
-from planner.simulator.kv_store import KvStore
-from planner.simulator.reloads import Reloads
+from planner.simulator.kv_memory import KvMemory, KvStore, Reloads, SessionKv
 from planner.simulator.request import SimulatedRequest
 from tests.ampd.policies.routing_lab import PlainModel, SlowHost
 
@@ -17,10 +14,10 @@ PLAIN = PlainModel()
 
 def reloads_of(device_tokens: int, belief: PlainModel = PLAIN, rounds: NextRounds | None = None) -> Reloads:
     """A worker with 160 tokens of session s in its store and some on its device."""
-    memory = CachedKvMemory(1000, 16, KvStore(1000, 16, lambda *_: 0))
+    memory = KvMemory(1000, 16, store=KvStore(1000, 16, lambda *_: 0))
     memory.reserve("s", 160)
     memory.settle("s", 160)
-    KvMemory.cut(memory, "s", device_tokens)
+    SessionKv.cut(memory, "s", device_tokens)
     return Reloads(memory, PLAIN, belief, TP1, rounds or NextRounds(PLAIN, TP1), Slo(1e6, 0.1))
 
 

@@ -75,18 +75,18 @@ def test_a_worker_that_turns_to_prefill_keeps_its_sessions_and_gets_no_new_ones(
     later = [session(f"later{number}", (600, 20), (300, 20), arrival_s=1.3 + 0.1 * number) for number in range(8)]
     _, policies = turned((1.0, "decode-0", Role.PREFILL))
     done = run([*early, *later], cluster(1, 2), policies, replace(how, moves="never"))
-    homes = {record.session_id: record.placed.decode_worker_id for record in done.rounds}
+    homes = {record.session_id: record.decode_worker_id for record in done.rounds}
     assert {homes["early0"], homes["early1"]} == {"decode-0", "decode-1"}
     kept = "early0" if homes["early0"] == "decode-0" else "early1"
     for record in done.rounds:
         assert record.error is None
-        assert record.placed.decode_worker_id == homes[record.session_id]
+        assert record.decode_worker_id == homes[record.session_id]
         if record.session_id.startswith("later"):
-            assert record.placed.decode_worker_id == "decode-1"
+            assert record.decode_worker_id == "decode-1"
         if record.session_id == kept:
             # Its own worker is no prefill worker for it, and another one may prefill for it.
-            assert (record.route, record.placed.worker_id) == ("remote", "prefill-0")
-    assert {record.placed.worker_id for record in done.rounds if record.session_id.startswith("later")} == {
+            assert (record.route, record.worker_id) == ("remote", "prefill-0")
+    assert {record.worker_id for record in done.rounds if record.session_id.startswith("later")} == {
         "prefill-0",
         "decode-0",
     }
@@ -102,20 +102,17 @@ def test_a_worker_that_turns_to_decode_gets_sessions_and_finishes_its_prefills(h
     _, policies = turned((0.5, "prefill-0", Role.DECODE))
     done = run([*burst, *later], cluster(1, 1), policies, how)
     assert all(record.error is None for record in done.rounds)
-    assert {record.placed.worker_id for record in done.rounds if record.session_id.startswith("burst")} == {"prefill-0"}
+    assert {record.worker_id for record in done.rounds if record.session_id.startswith("burst")} == {"prefill-0"}
     after = [record for record in done.rounds if record.session_id.startswith("later")]
     assert {each.route for each in after} == {"local"}, "there is no prefill worker any more"
-    assert {each.placed.decode_worker_id for each in after} == {"prefill-0", "decode-0"}
+    assert {each.decode_worker_id for each in after} == {"prefill-0", "decode-0"}
 
 
 def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role() -> None:
     _, policies = turned((1.0, "decode-0", Role.PREFILL))
     one_each = [session(f"s{number}", (800, 20), (300, 20), tool_s=2.0) for number in range(2)]
     done = run(one_each, cluster(0, 2), policies, replace(OFTEN, moves="never"))
-    routes = {
-        (record.placed.decode_worker_id, record.index): (record.route, record.placed.worker_id)
-        for record in done.rounds
-    }
+    routes = {(record.decode_worker_id, record.index): (record.route, record.worker_id) for record in done.rounds}
     assert routes["decode-0", 1] == ("local", "decode-0")
     assert routes["decode-1", 1] == ("remote", "decode-0")
 
@@ -123,13 +120,11 @@ def test_a_round_prefilled_on_its_own_worker_is_local_whatever_the_workers_role(
 def test_a_mixed_worker_owns_sessions_and_prefills_those_of_the_others() -> None:
     mixed = Cluster((), mixed=(ReplicaGroup(2, Parallelism(1)),))
     done = run([session(f"s{number}", (800, 20), (300, 20), arrival_s=number) for number in range(6)], mixed, REMOTE)
-    assert {record.placed.decode_worker_id for record in done.rounds} == {"mixed-0", "mixed-1"}
-    assert all(
-        record.route == "remote" and record.placed.worker_id != record.placed.decode_worker_id for record in done.rounds
-    )
+    assert {record.decode_worker_id for record in done.rounds} == {"mixed-0", "mixed-1"}
+    assert all(record.route == "remote" and record.worker_id != record.decode_worker_id for record in done.rounds)
     assert done.worker_roles == {"mixed-0": "mixed", "mixed-1": "mixed"}
     alone = run([session("s", (800, 20), (300, 20))], Cluster((), mixed=(ReplicaGroup(1, Parallelism(1)),)), REMOTE)
-    assert [(record.route, record.placed.reason) for record in alone.rounds] == [("local", "no-prefill-worker")] * 2
+    assert [(record.route, record.reason) for record in alone.rounds] == [("local", "no-prefill-worker")] * 2
 
 
 @pytest.mark.parametrize("how", [OFTEN, LATE_VIEWS])
@@ -144,9 +139,7 @@ def test_every_role_is_reached_from_every_other(how: SimulationOptions) -> None:
     done = run(sessions, cluster(0, 2), policies, how)
     seen: dict[int, set[tuple[str, str]]] = {}
     for record in done.rounds:
-        seen.setdefault(int((record.sent_s - 1e-9) // 10), set()).add(
-            (record.placed.decode_worker_id, record.placed.worker_id)
-        )
+        seen.setdefault(int((record.sent_s - 1e-9) // 10), set()).add((record.decode_worker_id, record.worker_id))
     first, second = "decode-0", "decode-1"
     assert seen[0] == seen[3] == {(first, first), (second, second)}
     assert seen[1] == {(first, second), (second, first)}
@@ -173,8 +166,8 @@ def test_a_new_owner_gets_new_sessions_although_it_has_copies_of_old_ones(how: S
     _, policies = turned((10.0, "prefill-0", Role.DECODE))
     done = run([*old, *new], cluster(1, 2, 20_000), policies, how)
     first = {record.session_id: record for record in done.rounds if not record.index}
-    assert {first[each.session_id].placed.worker_id for each in old} == {"prefill-0"}
-    assert {first[each.session_id].placed.decode_worker_id for each in new} == {"prefill-0"}
+    assert {first[each.session_id].worker_id for each in old} == {"prefill-0"}
+    assert {first[each.session_id].decode_worker_id for each in new} == {"prefill-0"}
 
 
 def test_the_last_decode_worker_keeps_its_role() -> None:
@@ -253,7 +246,7 @@ def test_sessions_are_bound_and_refused_by_the_memory_of_those_that_decode_now()
     arrivals = {"before": 0.5, "between": 2.0, "after": 4.0}
     sessions = [session(name, (2000, 10), arrival_s=at_s) for name, at_s in arrivals.items()]
     done = run(sessions, Cluster((small,), (large,)), policies, OFTEN)
-    outcome = {record.session_id: (record.error, record.placed.decode_worker_id) for record in done.rounds}
+    outcome = {record.session_id: (record.error, record.decode_worker_id) for record in done.rounds}
     for refused in ("before", "after"):
         assert outcome[refused] == (
             "prompt and output have 2010 tokens, the KV memory of a decode worker holds 1000 tokens",
@@ -266,7 +259,7 @@ def test_lanes_are_given_by_the_laps_pools_and_followed_by_its_routing() -> None
     policies = replace(REMOTE, routing=create("routing", "laps"), pools=create("pools", "laps"))
     sessions = [session(f"s{n}", (2000 if n % 2 else 100, 10), arrival_s=0.4 * n) for n in range(12)]
     done = run(sessions, cluster(2, 1), policies, OFTEN)
-    used = {(record.placed.reason, record.placed.worker_id) for record in done.rounds}
+    used = {(record.reason, record.worker_id) for record in done.rounds}
     assert used == {("short", "prefill-0"), ("long", "prefill-1")}
     assert done.role_flips == 0, "the first label of a worker is no flip"
 
@@ -276,7 +269,7 @@ def test_a_lane_under_pressure_gets_another_worker() -> None:
     sessions = [session(f"s{number}", (2000, 5), arrival_s=0.12 * number) for number in range(60)]
     done = run(sessions, cluster(4, 1), policies, OFTEN)
     assert done.role_flips == 1
-    used = {record.placed.worker_id for record in done.rounds}
+    used = {record.worker_id for record in done.rounds}
     assert len(used) == 3, "two were for long prefills at first, one has joined them, one stays for short ones"
 
 

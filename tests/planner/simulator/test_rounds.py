@@ -11,8 +11,8 @@ def test_a_session_that_loses_its_kv_computes_it_again() -> None:
     roomy, tight = (run([first, second], single(1, capacity, prefill=0), LOCAL) for capacity in (4000, 1500))
     again = {each.lost_sessions: each.rounds[-1] for each in (roomy, tight)}
     assert set(again) == {0, 1}
-    assert again[0].prefill.missing_tokens == 0
-    assert again[1].prefill.missing_tokens > 900
+    assert again[0].missing_tokens == 0
+    assert again[1].missing_tokens > 900
     assert again[1].ttft_s is not None
     assert again[0].ttft_s is not None
     assert again[1].ttft_s > 5 * again[0].ttft_s
@@ -38,8 +38,8 @@ def test_kv_read_behind_a_history_that_was_evicted_meanwhile_is_of_no_use() -> N
 def test_history_at_a_prefill_worker_is_not_read_again() -> None:
     done = run([session("s", (1600, 20), (100, 20), (100, 20))], single(), REMOTE)
     first, second, third = sorted(done.rounds, key=lambda record: record.index)
-    assert first.prefill.kv_history_tokens == 0
-    assert first.prefill.kv_increment_tokens == 1600
+    assert first.kv_history_tokens == 0
+    assert first.kv_increment_tokens == 1600
     # Only what the decode worker generated in between travels, in whole pages.
-    assert 0 < second.prefill.kv_history_tokens <= 32
-    assert 0 < third.prefill.kv_history_tokens <= 48
+    assert 0 < second.kv_history_tokens <= 32
+    assert 0 < third.kv_history_tokens <= 48

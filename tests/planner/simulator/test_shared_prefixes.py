@@ -98,8 +98,8 @@ def test_old_views_know_of_a_prefix_later() -> None:
 def test_what_is_held_for_others_is_not_read_again() -> None:
     sessions = [sharing(name, (1000, 5), tokens=900, arrival_s=5.0 * at) for at, name in enumerate("abc")]
     done = run(sessions, single(), REMOTE)
-    assert [record.prefill.kv_history_tokens for record in done.rounds] == [0, 0, 0]
-    assert [record.prefill.kv_increment_tokens for record in done.rounds] == [1000 // 16 * 16, 96, 96]
+    assert [record.kv_history_tokens for record in done.rounds] == [0, 0, 0]
+    assert [record.kv_increment_tokens for record in done.rounds] == [1000 // 16 * 16, 96, 96]
 
 
 def test_a_rewritten_context_shares_its_beginning_only() -> None:
@@ -195,7 +195,7 @@ def test_least_kv_prefers_the_worker_with_the_prefix() -> None:
     sessions = [sharing(name, *rounds, tokens=900, arrival_s=0.2 * at) for at, name in enumerate("abcd")]
     cluster = replace(single(), decode=(replace(single().decode[0], replicas=2, kv_capacity_tokens=50_000),))
     chosen = replace(LOCAL, binding=create("binding", "least-kv"))
-    bound = {record.session_id: record.placed.decode_worker_id for record in run(sessions, cluster, chosen).rounds}
+    bound = {record.session_id: record.decode_worker_id for record in run(sessions, cluster, chosen).rounds}
     # The third session is the second one at its worker. From then on the prefix is known there.
     assert bound["a"] != bound["b"]
     assert bound["d"] == bound["c"]

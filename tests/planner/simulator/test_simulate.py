@@ -18,9 +18,9 @@ from ampd.policies.passes import joined_tokens
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
 from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.decode_batch import steps_s
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
-from planner.simulator.steps import steps_s
 from workloads.generate import Lengths, generate
 from workloads.trace import Session
 
@@ -117,11 +117,11 @@ def no_effect_comes_before_its_cause(case: Case, done: SimulationRun) -> None:
             continue
         assert record.ttft_s is not None
         assert record.e2e_s is not None
-        assert record.ttft_s >= case.how.dispatch_s + record.prefill.queued_s - 1e-9
+        assert record.ttft_s >= case.how.dispatch_s + record.queued_s - 1e-9
         assert record.e2e_s >= record.ttft_s - 1e-12
-        assert record.prefill.queued_s >= 0
+        assert record.queued_s >= 0
         assert (record.itl_s is None) == (record.output_tokens == 1)
-        theta = _parallelism(case.cluster, record.placed.decode_worker_id)
+        theta = _parallelism(case.cluster, record.decode_worker_id)
         token_s = min(MODEL.decode_step_s(1, 0, theta), MODEL.prefill_s(0, 1, theta))
         assert record.e2e_s - record.ttft_s >= (record.output_tokens - 1) * token_s - 1e-9
         before[record.session_id] = record.sent_s + record.e2e_s
@@ -141,12 +141,12 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
         if record.error:
             continue
         assert record.ttft_s is not None
-        turn_s, first_s = record.sent_s + case.how.dispatch_s + record.prefill.queued_s, record.sent_s + record.ttft_s
+        turn_s, first_s = record.sent_s + case.how.dispatch_s + record.queued_s, record.sent_s + record.ttft_s
         mine = [
             span
             for span in prefills
             if span.detail["session"] == record.session_id
-            and span.worker_id == record.placed.worker_id
+            and span.worker_id == record.worker_id
             and turn_s - 1e-9 <= span.start_s
             and span.end_s <= first_s + 1e-9
         ]
@@ -160,9 +160,9 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
             assert not isinstance(case.policies.slicing, WholeSlicing)
         assert mine[-1].end_s == pytest.approx(first_s)
         alone = all(passes[span.worker_id, span.start_s] == 1 for span in mine)
-        if alone and not case.how.chunk_tokens and not lost_slices:
+        if alone and not lost_slices:
             assert len(mine) == 1 or not isinstance(case.policies.slicing, WholeSlicing)
-            theta = _parallelism(case.cluster, record.placed.worker_id)
+            theta = _parallelism(case.cluster, record.worker_id)
             behind_tokens = prompt_tokens - computed_tokens
             for span in mine:
                 tokens = span.detail["tokens"]
@@ -176,7 +176,7 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
                     assert span.end_s - span.start_s == pytest.approx(MODEL.prefill_s(behind_tokens, tokens, theta))
                 behind_tokens += tokens
             if record.route == "remote":
-                read_in_vain = record.prefill.kv_history_tokens > prompt_tokens - computed_tokens
+                read_in_vain = record.kv_history_tokens > prompt_tokens - computed_tokens
                 # What was to come before it has been evicted during the read.
                 assert not read_in_vain or record.session_id in evicted
 
@@ -215,26 +215,25 @@ def a_remote_round_reads_computes_returns_and_decodes_in_this_order(case: Case, 
             continue
         assert record.ttft_s is not None
         first_s = record.sent_s + record.ttft_s
-        if record.prefill.kv_history_tokens:
+        if record.kv_history_tokens:
             assert any(
                 record.sent_s <= span.start_s and span.end_s <= first_s + 1e-9
                 for span in spans["kv-history", record.session_id]
-                if span.worker_id == record.placed.worker_id
+                if span.worker_id == record.worker_id
             )
         assert any(
-            abs(span.end_s - first_s) < 1e-9 and span.worker_id == record.placed.worker_id
+            abs(span.end_s - first_s) < 1e-9 and span.worker_id == record.worker_id
             for span in spans["prefill", record.session_id]
         )
-        if record.output_tokens > 1 and record.prefill.kv_increment_tokens:
+        if record.output_tokens > 1 and record.kv_increment_tokens:
             arrived = [
                 span.end_s
                 for span in spans["kv-increment", record.session_id]
-                if span.worker_id == record.placed.decode_worker_id
-                and span.start_s >= first_s + case.how.hand_over_s - 1e-9
+                if span.worker_id == record.decode_worker_id and span.start_s >= first_s + case.how.hand_over_s - 1e-9
             ]
             assert arrived
             assert record.e2e_s is not None
-            theta = _parallelism(case.cluster, record.placed.decode_worker_id)
+            theta = _parallelism(case.cluster, record.decode_worker_id)
             token_s = min(MODEL.decode_step_s(1, 0, theta), MODEL.prefill_s(0, 1, theta))
             assert record.sent_s + record.e2e_s >= min(arrived) + (record.output_tokens - 1) * token_s - 1e-9
 
@@ -265,7 +264,7 @@ def test_another_seed_may_route_otherwise() -> None:
     sessions = list(generate("toolbench", 40, 30.0, 0, Lengths.PER_SESSION))
     cluster = Cluster(decode=(_group(2),), prefill=(_group(3),))
     routed = {
-        tuple(record.placed.worker_id for record in run(sessions, cluster, AMPD, SimulationOptions(seed=seed)).rounds)
+        tuple(record.worker_id for record in run(sessions, cluster, AMPD, SimulationOptions(seed=seed)).rounds)
         for seed in range(4)
     }
     assert len(routed) > 1

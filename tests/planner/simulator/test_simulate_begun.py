@@ -9,14 +9,14 @@ def test_the_kv_of_an_idle_session_is_there_from_the_beginning_and_may_be_evicte
     idle = session("idle", (10, 5), (10, 5), arrival_s=5.0)
     how = SimulationOptions(under_way={"idle": UnderWay(4000, is_idle=True)})
     first = run([idle], single(capacity=20_000), AMPD, how).rounds[0]
-    assert (first.sent_s, first.hist_tokens, first.prefill.missing_tokens) == (5.0, 4000, 0)
+    assert (first.sent_s, first.hist_tokens, first.missing_tokens) == (5.0, 4000, 0)
     # A session that needs all the memory takes it before the idle one comes back.
     large = session("large", (19_000, 2))
     rounds = run([idle, large], single(capacity=20_000), AMPD, how).rounds
     back = next(each for each in rounds if each.session_id == "idle")
     assert rounds[0].session_id == "large", "it has ended, and its memory is free again"
     assert (back.sent_s, back.hist_tokens) == (5.0, 4000)
-    assert back.prefill.missing_tokens > 3000
+    assert back.missing_tokens > 3000
 
 
 def test_gaps_are_recorded_from_a_time_on() -> None:

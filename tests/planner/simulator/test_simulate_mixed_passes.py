@@ -5,14 +5,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ampd.policies.base import Compute, SlicingSituation
+from ampd.policies.passes import mixed_pass_s
 from ampd.types import Parallelism
 from planner.simulator.options import Policies, SimulationOptions
-from planner.simulator.steps import EngineTimes
 
 from .lab import LOCAL, MODEL, run, session, single
 
 TP1 = Parallelism(1)
-TIMES = EngineTimes(MODEL, TP1)
 
 
 @dataclass
@@ -43,7 +42,7 @@ def longest_gap_s(policies: Policies) -> float:
 
 
 def test_a_slice_and_a_step_take_the_time_of_one_pass() -> None:
-    pass_s = TIMES.mixed_pass_s([(4096 - 512, 512)], 1, 250)
+    pass_s = mixed_pass_s(MODEL, [(4096 - 512, 512)], 1, 250, TP1)
     assert longest_gap_s(cut(512, True)) == pytest.approx(pass_s, rel=0.01)
     pause_s = MODEL.prefill_s(4096 - 512, 512, TP1) + MODEL.decode_step_s(1, 250, TP1)
     assert longest_gap_s(cut(512, False)) == pytest.approx(pause_s, rel=0.01)
@@ -51,7 +50,7 @@ def test_a_slice_and_a_step_take_the_time_of_one_pass() -> None:
 
 def test_the_steps_of_a_batch_are_in_the_passes_of_a_policy_that_shares_them() -> None:
     policies = replace(LOCAL, slicing=Cut(512, False, shares_passes=True))
-    pass_s = TIMES.mixed_pass_s([(4096 - 512, 512)], 1, 250)
+    pass_s = mixed_pass_s(MODEL, [(4096 - 512, 512)], 1, 250, TP1)
     assert longest_gap_s(policies) == pytest.approx(pass_s, rel=0.01)
 
 

@@ -64,8 +64,8 @@ def test_a_session_leaves_an_owner_that_became_a_prefill_worker() -> None:
         for memory in memories:
             memory.check()
     assert done.moves == Counter(role=1)
-    assert [record.placed.decode_worker_id for record in done.rounds] == ["decode-0", "decode-1", "decode-1"]
-    assert not any(record.prefill.missing_tokens for record in done.rounds)
+    assert [record.decode_worker_id for record in done.rounds] == ["decode-0", "decode-1", "decode-1"]
+    assert not any(record.missing_tokens for record in done.rounds)
     assert done.lost_sessions == 0
     reads = [span for span in done.timeline if span.lane == "kv-in"]
     # The second round's context: its history, and its increment where the old owner prefilled it.
@@ -82,7 +82,7 @@ def test_a_pools_policy_is_told_which_sessions_may_move(moves: Moves) -> None:
 
 def test_a_session_stays_while_moves_are_off() -> None:
     done = run([talk()], TWO, TURNED, replace(MOVES, moves="never"))
-    assert {record.placed.decode_worker_id for record in done.rounds} == {"decode-0"}
+    assert {record.decode_worker_id for record in done.rounds} == {"decode-0"}
     assert done.moves is None
     assert "moves" not in done.result(SLO)
 
@@ -115,7 +115,7 @@ def test_sessions_move_away_from_a_queue_in_which_they_would_be_late() -> None:
     assert stay.moves == Counter()
     assert move.moves is not None
     assert set(move.moves) == {"ttft"}
-    owners = Counter(record.placed.decode_worker_id for record in move.rounds if record.index == 1)
+    owners = Counter(record.decode_worker_id for record in move.rounds if record.index == 1)
     assert set(owners) == {"decode-0", "decode-1"}
     assert owners["decode-1"] == move.moves["ttft"]
     assert move.attainment(SLO).rounds > stay.attainment(SLO).rounds

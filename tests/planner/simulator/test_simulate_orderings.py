@@ -126,6 +126,6 @@ def test_a_policy_that_only_waits_ends_too(wait_s: float) -> None:
     check_each_round_once(done, sessions)
     assert done.events < 3 * (LONGEST_WAIT_S / SHORTEST_WAIT_S + 100)
     # The oldest one runs after the longest wait, and the next one after another.
-    assert {record.session_id: record.prefill.queued_s for record in done.rounds if record.index == 0} == pytest.approx(
+    assert {record.session_id: record.queued_s for record in done.rounds if record.index == 0} == pytest.approx(
         {"a": LONGEST_WAIT_S, "b": 2 * LONGEST_WAIT_S - 3.0}, abs=0.05
     )

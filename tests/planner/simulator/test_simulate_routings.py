@@ -33,7 +33,7 @@ def longest_gap_s(done: SimulationRun) -> float:
 
 def test_the_first_round_leaves_and_the_later_ones_stay() -> None:
     done = run([session("a", (900, 5), (40, 5), (700, 5))], single(), by("first-remote"))
-    assert [record.placed.reason for record in done.rounds] == ["first-round", "later-round", "later-round"]
+    assert [record.reason for record in done.rounds] == ["first-round", "later-round", "later-round"]
     assert [record.route for record in done.rounds] == ["remote", "local", "local"]
 
 
@@ -68,7 +68,7 @@ def test_arrow_turns_a_decode_worker_and_sends_it_prefills_while_it_still_decode
     burst = [session(f"p{number}", (3000, 2), arrival_s=2.0 + 0.01 * number) for number in range(30)]
     cluster = Cluster(single().decode + single().decode, single().prefill)
     done = run([*talkers, *burst], cluster, by("arrow", pools="arrow", binding="arrow"))
-    used = {record.placed.reason: record.placed.worker_id for record in done.rounds if record.session_id[0] == "p"}
+    used = {record.reason: record.worker_id for record in done.rounds if record.session_id[0] == "p"}
     assert used.keys() == {"prefill", "decode-to-prefill", "least-delay"}
     assert used["prefill"] == "prefill-0"
     assert used["decode-to-prefill"].startswith("decode")

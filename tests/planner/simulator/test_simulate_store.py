@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.kv_store import KvStore
+from planner.simulator.kv_memory import KvStore
 from planner.simulator.outcome import SimulationRun
 from workloads.generate import Lengths, generate
 

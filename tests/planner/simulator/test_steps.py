@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from planner.simulator.cluster import Cluster
+from planner.simulator.decode_batch import steps_s, steps_within
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import gap_percentiles
-from planner.simulator.steps import steps_s, steps_within
 from workloads.trace import Session, kept_tokens
 
 from .lab import LOCAL, MODEL, clusters, options, policies, run, session_lists, single, steps_at_once
@@ -33,7 +33,8 @@ def test_macro_steps_equal_single_steps(
     others = {(record.session_id, record.index): record for record in one_by_one.rounds}
     for record in at_once.rounds:
         other = others[record.session_id, record.index]
-        assert (record.placed, record.error) == (other.placed, other.error)
+        for name in ("route", "reason", "worker_id", "decode_worker_id", "error"):
+            assert getattr(record, name) == getattr(other, name)
         for name in ("sent_s", "ttft_s", "itl_s", "e2e_s"):
             ours, theirs = getattr(record, name), getattr(other, name)
             assert ours == theirs or ours == pytest.approx(theirs, rel=1e-9, abs=1e-9)

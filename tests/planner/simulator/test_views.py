@@ -17,7 +17,7 @@ def test_a_worker_that_was_slow_once_is_not_slow_for_ever() -> None:
         how = SimulationOptions(state_delay_s=delay_s, coordinators=coordinators)
         done = run([*burst, later], single(), AMPD, how)
         (record,) = [record for record in done.rounds if record.session_id == "later"]
-        assert (record.route, record.placed.reason) == ("remote", "ttft-slack")
+        assert (record.route, record.reason) == ("remote", "ttft-slack")
 
 
 def test_a_decode_batch_is_seen_while_it_runs() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ampd.types import Slo
+from benchmarks.sustained import in_time_share, time_at_targets_s
+from planner.layout.trial import TIME_FACTOR
 from planner.simulator.outcome import SimulatedRound
-from planner.sustained import TIME_FACTOR, in_time_share, time_at_targets_s
 from workloads.trace import Round, Session
 
 SLO = Slo(0.5, 0.1)

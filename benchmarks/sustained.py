@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ampd.types import Slo
+from planner.layout.trial import TIME_FACTOR
 from planner.simulator.outcome import SimulatedRound
 from workloads.trace import Session
-
-TIME_FACTOR = 1.5
-IN_TIME = 0.99
-"""A rate is sustained if this share of the sessions ends within `TIME_FACTOR` times their time at the targets."""
 
 
 def in_time_share(rounds: Sequence[SimulatedRound], sessions: Sequence[Session], slo: Slo) -> float:
     """The share of the sessions that ended within `TIME_FACTOR` times their time at the targets."""
     ends: dict[str, float] = {}
     for record in rounds:
-        ends[record.session_id] = max(ends.get(record.session_id, 0.0), end_s(record))
+        ends[record.session_id] = max(ends.get(record.session_id, 0.0), record.ended_s)
     in_time = sum(ends[session.session_id] - session.arrival_s <= longest_s(session, slo) for session in sessions)
     return in_time / len(sessions)
 
@@ -30,8 +27,3 @@ def longest_s(session: Session, slo: Slo) -> float:
 def time_at_targets_s(session: Session, slo: Slo) -> float:
     """Seconds of a session whose rounds all take exactly their targets, tools included."""
     return sum(item.tool_s + slo.ttft_s + slo.itl_s * (item.output_tokens - 1) for item in session.rounds)
-
-
-def end_s(simulated_round: SimulatedRound) -> float:
-    """When the round's last token came; a refused round ends as it is sent."""
-    return simulated_round.sent_s + (simulated_round.e2e_s or 0.0)

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from planner.intervals import mean_interval
+from benchmarks.intervals import mean_interval
 
 
 def test_a_confidence_interval_is_students() -> None:
@@ -14,12 +14,6 @@ def test_a_confidence_interval_is_students() -> None:
     mean, half, seeds = mean_interval([1.0, 2.0, 3.0, 4.0, 5.0])
     assert (mean, seeds) == (3.0, 5)
     assert half == pytest.approx(2.776 * (2.5**0.5) / 5**0.5, rel=1e-3)
-
-
-def test_values_that_are_equal_by_their_steps_have_an_interval() -> None:
-    assert mean_interval([2.0, 2.0, 2.0]).half == 0.0
-    # Two degrees of freedom: 4.303.
-    assert mean_interval([2.0, 2.0, 2.0], 0.1).half == pytest.approx(4.303 * 0.1 / 3**0.5, rel=1e-3)
 
 
 def test_one_value_has_no_interval() -> None:
