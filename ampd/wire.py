@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import msgspec
 
-from ampd.types import PrefillTask
+from ampd.types import Count, PrefillTask, Seconds, Text
 
 COMPONENT = "worker"
 """Dynamo component of the workers of all roles, because a role can change at run time."""
@@ -131,19 +131,19 @@ class RoundReport(TypedDict):
         decode_batch, decode_context_tokens: the rounds that still decode on this worker.
     """
 
-    held_tokens: int
-    cached_tokens: int
-    queued_s: float
-    prefill_s: float
-    kv_read_tokens: int
-    kv_read_bytes: int
-    kv_read_s: float
-    kv_read_error: NotRequired[str]
-    hit_tokens: NotRequired[dict[str, int]]
-    reload_s: NotRequired[float]
-    slices: NotRequired[int]
-    decode_batch: NotRequired[int]
-    decode_context_tokens: NotRequired[int]
+    held_tokens: Count
+    cached_tokens: Count
+    queued_s: Seconds
+    prefill_s: Seconds
+    kv_read_tokens: Count
+    kv_read_bytes: Count
+    kv_read_s: Seconds
+    kv_read_error: NotRequired[Text]
+    hit_tokens: NotRequired[dict[str, Count]]
+    reload_s: NotRequired[Seconds]
+    slices: NotRequired[Count]
+    decode_batch: NotRequired[Count]
+    decode_context_tokens: NotRequired[Count]
 
 
 class KvRequest(TypedDict):
