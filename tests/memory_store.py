@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ampd.state import codec
-from ampd.state.counting import RoundTrips
 from ampd.state.overlay import QUEUE_GRACE_S, merge
 from ampd.state.schema import ASSIGNED_TTL_S
 from ampd.state.store import (
@@ -21,6 +20,7 @@ from ampd.state.store import (
     LoadedRound,
     Overview,
     RoleAssigned,
+    RoundTrips,
     RouteOutcome,
     RouteWrite,
     SessionEnded,

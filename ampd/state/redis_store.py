@@ -11,7 +11,6 @@ from typing import Any
 
 from ampd.session_key import tenant_key
 from ampd.state import codec
-from ampd.state.counting import RoundTrips
 from ampd.state.overlay import merge
 from ampd.state.redis_connection import RedisConnection, Subscription
 from ampd.state.schema import ASSIGNED_TTL_S, INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
@@ -22,16 +21,14 @@ from ampd.state.store import (
     LoadedRound,
     Overview,
     RoleAssigned,
+    RoundTrips,
     RouteOutcome,
     RouteWrite,
-    SessionEnded,
     SessionLimits,
     StateEvent,
     StateRefusedError,
     StateUnavailableError,
-    TaskDone,
     TooManySessionsError,
-    WorkerRemoved,
 )
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, WorkerView
@@ -94,20 +91,19 @@ class RedisStore:
         await self._connection.script(
             "remove",
             [schema.workers, schema.worker(worker_id), schema.queue(worker_id)],
-            [worker_id, schema.events, self._event(WorkerRemoved(worker_id))],
+            [worker_id, schema.events],
         )
 
     async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
         schema = self._schema
-        finished: list[str | bytes] = []
-        for task_id in task_ids:
-            finished += task_id, self._event(TaskDone(worker_id, task_id))
         await self._connection.script(
-            "finish", [schema.worker(worker_id), schema.queue(worker_id)], [schema.events, ms(QUEUE_TTL_S), *finished]
+            "finish",
+            [schema.worker(worker_id), schema.queue(worker_id)],
+            [schema.events, ms(QUEUE_TTL_S), worker_id, *task_ids],
         )
 
     async def announce(self, event: StateEvent) -> None:
-        await self._connection.command("PUBLISH", self._schema.events, self._event(event))
+        await self._connection.command("PUBLISH", self._schema.events, codec.encode_event(event, self._clock()))
 
     async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
         schema = self._schema
@@ -161,7 +157,7 @@ class RedisStore:
                 schema.live_of(tenant_key(tenant)),
                 schema.tenant_of(session_id),
             ],
-            [schema.events, self._event(SessionEnded(session_id)), session_id, schema.live_of("")],
+            [schema.events, session_id, schema.live_of("")],
         )
         return _binding(session_id, record)
 
@@ -278,9 +274,6 @@ class RedisStore:
             case [bytes(text), *records] if text.isdigit() and len(text) <= _MOST_DIGITS:
                 return SnapshotReader(int(text), self._clock()), records
         raise _strange(script)
-
-    def _event(self, event: StateEvent) -> bytes:
-        return codec.encode_event(event, self._clock())
 
 
 class RedisWatcher:

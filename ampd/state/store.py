@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
@@ -11,7 +14,6 @@ from msgspec import Struct
 
 from ampd.errors import RunError
 from ampd.recent_load import RecentRound
-from ampd.state.counting import RoundTrips
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import Count, PrefillTask, Role, Seconds, Text, WorkerView
 
@@ -209,6 +211,34 @@ class Overview:
 
     workers: list[Heard[WorkerView]]
     coordinators: list[Heard[CoordinatorView]]
+
+
+@dataclass(slots=True)
+class RoundTrips:
+    """Round trips since the start, by operation name (`route`, `publish`, `held`, ...).
+
+    Attributes:
+        calls: commands that were sent, each one round trip.
+        failures: commands that ended in an error.
+        total_s: seconds spent in commands.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    total_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def trip(self, operation: str) -> Iterator[None]:
+        """Count and time the block as one round trip."""
+        self.calls[operation] += 1
+        start_s = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.failures[operation] += 1
+            raise
+        finally:
+            self.total_s[operation] = self.total_s.get(operation, 0.0) + time.perf_counter() - start_s
 
 
 class Watcher(Protocol):

@@ -141,12 +141,11 @@ class FuzzedRedis:
         try:
             assert call.is_sound(await call.run(self._store))
         finally:
-            await self._store._connection._writes.close()
-            await self._store._connection._reads.close()
+            await self._store.close()
             self._parts = [_encoded(_CALLS["binding"].answer)]
             if await self._store.binding(_BINDING.session_id) != _BINDING:
                 raise AssertionError("the next answer is not understood")
-            await self._store._connection._writes.close()
+            await self._store.close()
 
     def _listen(self, parts: list[bytes]) -> None:
         self._loop.run_until_complete(self._hear(parts))
