@@ -11,7 +11,7 @@ from ampd.state.store import RouteWrite, SessionLimits, StateSlowError, StateUna
 from ampd.types import PrefillTask, Slo
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tcp_redis import TcpRedis
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 LIMITS = SessionLimits(60.0)
 
@@ -113,3 +113,21 @@ async def test_a_connection_that_the_server_closed_is_no_error(redis: TcpRedis) 
         assert (await asyncio.gather(*(store.binding("s1") for _ in range(10))))[9] is not None
     await store.close()
     await other.close()
+
+
+async def test_a_write_whose_answer_is_lost_is_repeated(proxy: TcpProxy, redis: TcpRedis) -> None:
+    store, near = far(proxy), await open_store(redis.tcp_url, "far", timeout_s=PATIENCE_S)
+    await store.route(write(1), LIMITS)  # the server knows the script from now on
+    proxy.may_answer.clear()
+    writing = asyncio.create_task(store.route(write(0), LIMITS))
+
+    async def is_written() -> bool:
+        return await near.binding("s0") is not None
+
+    await until(is_written)
+    for client in list(proxy._clients):
+        client.transport.abort()
+    proxy.may_answer.set()
+    assert (await writing).accepted
+    await store.close()
+    await near.close()
