@@ -14,9 +14,14 @@ from contextlib import asynccontextmanager
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 from weakref import WeakSet
 
-from redis.asyncio.sentinel import MasterNotFoundError
+from redis.asyncio import ConnectionPool, Redis, Sentinel
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, SentinelConnectionPool
+from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
@@ -26,16 +31,20 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
 )
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ampd.errors import UserError, one_line_of
-from ampd.state.connection_pool import close_pool, connection_pool
-from ampd.state.counting import RoundTrips
-from ampd.state.redis_line import RedisLine, as_redis_speaks
-from ampd.state.store import StateRefusedError, StateSlowError, StateUnavailableError
+from ampd.state.sentinel_url import SENTINEL_SCHEMES, sentinels_of
+from ampd.state.store import RoundTrips, StateRefusedError, StateSlowError, StateUnavailableError
 
-_READ_SCRIPTS = ("snapshot", "coordinators")
-"""Scripts with long answers, which must not delay the answers to writes."""
+_MOST_CONNECTIONS = 8
+"""For commands. redis-py takes a connection per running command; further commands wait for one."""
+
+_NOT_REDIS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError)
+"""What redis-py raises while it reads bytes that are no answer of Redis, besides its own errors."""
+
+_STRANGE = "an answer that Redis never gives; is it Redis?"
 
 _NOT_THE_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 """Answers of a server that is no master (any more). A new connection to the same address may reach the master."""
@@ -45,9 +54,10 @@ _ALWAYS_WRITE = ("publish", "publish_coordinator")
 
 
 class RedisConnection:
-    """Two lines to the Redis that a URL names, one for writes and one for reads, and its subscriptions.
+    """A client of the Redis that a URL names, and its subscriptions.
 
-    Every operation raises `StateUnavailableError` where Redis does not answer in time, or refuses.
+    Every operation raises `StateUnavailableError` where Redis does not answer in time, or refuses. Every command may be
+    repeated: redis-py sends it once more if a connection is lost.
 
     Raises:
         UserError: redis-py does not accept the URL.
@@ -58,17 +68,16 @@ class RedisConnection:
         self.timeout_s = timeout_s
         self.place = without_secrets(url)
         try:
-            self._pool = connection_pool(url, timeout_s)
+            self._client: Any = redis_client(url, timeout_s)  # redis-py leaves parts of it without types
             self._new_connection()
         except (ValueError, TypeError, RedisError) as error:
             raise UserError(f"state URL {self.place}: {_reason(error)}") from None
-        self._writes = RedisLine(self._new_connection, timeout_s, _is_not_the_master)
-        self._reads = RedisLine(self._new_connection, timeout_s, _is_not_the_master)
-        self._refused_s = float("-inf")
+        self._free = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._answered_s = self._refused_s = float("-inf")
         self._was_demoted = False
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
-    async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
+    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
         """Run a script in one round trip, or in two if the server does not know it yet."""
         async with self._guarded():
             answer = await self._run_script(name, keys, arguments)
@@ -78,32 +87,33 @@ class RedisConnection:
                 subscription.is_outdated = True
         return answer
 
-    async def _run_script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
+    async def _run_script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
         text, digest = _script(name)
-        line = self._reads if name in _READ_SCRIPTS else self._writes
-        with self.round_trips.trip(name):
-            try:
-                return await line.call("EVALSHA", digest, len(keys), *keys, *arguments)
-            except NoScriptError:
-                pass
-        with self.round_trips.trip(name):
-            return await line.call("EVAL", text, len(keys), *keys, *arguments)
+        try:
+            return await self._ask(name, "EVALSHA", digest, len(keys), *keys, *arguments)
+        except NoScriptError:
+            return await self._ask(name, "EVAL", text, len(keys), *keys, *arguments)
 
     async def command(self, name: str, *arguments: bytes | str | float) -> Any:
         """Run one plain command."""
         async with self._guarded():
-            with self.round_trips.trip(name.lower()):
-                return await self._writes.call(name, *arguments)
+            return await self._ask(name.lower(), name, *arguments)
 
-    async def subscribe(self, channel: bytes) -> Subscription:
+    async def _ask(self, operation: str, *command: bytes | str | float) -> Any:
+        with self.round_trips.trip(operation):
+            async with self._free:
+                answer = await self._client.execute_command(*command)
+        self._answered_s = time.monotonic()
+        return answer
+
+    async def subscribe(self, channel: str) -> Subscription:
         """Subscribe on a separate connection, which gets every message published after this returns."""
         connection = self._new_connection()
         try:
             async with self._guarded():
-                with as_redis_speaks():
-                    await connection.connect()
-                    await connection.send_command("SUBSCRIBE", channel)
-                    await connection.read_response()
+                await connection.connect()
+                await connection.send_command("SUBSCRIBE", channel)
+                await connection.read_response()
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
@@ -116,38 +126,33 @@ class RedisConnection:
         return time.monotonic() - self._refused_s
 
     async def close(self) -> None:
-        await self._writes.close()
-        await self._reads.close()
-        await close_pool(self._pool)
+        pool = self._client.connection_pool
+        await pool.disconnect()
+        if isinstance(pool, SentinelConnectionPool):
+            for sentinel in pool.sentinel_manager.sentinels:
+                await sentinel.aclose()
 
     def _new_connection(self) -> Any:
-        return self._pool.make_connection()
+        return self._client.connection_pool.make_connection()
 
     @asynccontextmanager
     async def _guarded(self) -> AsyncIterator[None]:
-        task = asyncio.current_task()
-        cancelled = task.cancelling() if task else 0
-        failure: StateUnavailableError | None = None
         try:
             async with asyncio.timeout(self.timeout_s):
                 yield
         except (TimeoutError, RedisTimeoutError):
-            failure = self._timed_out()
+            raise self._timed_out() from None
         except (ResponseError, BusyLoadingError) as error:
-            failure = StateRefusedError(f"shared state {self.place}: {_reason(error)}")
             await self._refused(error)
+            raise StateRefusedError(f"shared state {self.place}: {_reason(error)}") from None
         except (RedisError, OSError) as error:
-            failure = StateUnavailableError(f"shared state {self.place}: {_reason(error)}")
-        if task and task.cancelling() > cancelled:
-            # redis-py uses `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes just when the
-            # awaited operation succeeds or fails. The task would then never end.
-            raise asyncio.CancelledError
-        if failure is not None:
-            raise failure
+            raise StateUnavailableError(f"shared state {self.place}: {_reason(error)}") from None
+        except _NOT_REDIS:
+            raise StateUnavailableError(f"shared state {self.place}: {_STRANGE}") from None
 
     def _timed_out(self) -> StateUnavailableError:
         place = f"shared state {self.place}"
-        if self._writes.is_answering() or self._reads.is_answering():
+        if time.monotonic() - self._answered_s < self.timeout_s:
             return StateSlowError(f"{place} needs longer than {self.timeout_s:g} s for an answer")
         return StateUnavailableError(f"{place} did not answer within {self.timeout_s:g} s; is Redis running there?")
 
@@ -155,8 +160,8 @@ class RedisConnection:
         self._refused_s = time.monotonic()
         if _is_not_the_master(error):
             self._was_demoted = True
-            # It was opened when the server was the master. The line for writes has renewed itself.
-            await self._reads.close()
+            # They were opened when the server was the master. New ones may reach another server.
+            await self._client.connection_pool.disconnect()
 
 
 class Subscription:
@@ -198,10 +203,11 @@ class Subscription:
 
     async def _read(self) -> Any:
         try:
-            with as_redis_speaks():
-                answer = await self._connection.read_response(timeout=self._timeout_s, disconnect_on_error=False)
+            answer = await self._connection.read_response(timeout=self._timeout_s, disconnect_on_error=False)
         except (RedisError, OSError, TimeoutError) as error:
             raise StateUnavailableError(f"shared state {self._place} is lost: {_reason(error)}") from None
+        except _NOT_REDIS:
+            raise StateUnavailableError(f"shared state {self._place} is lost: {_STRANGE}") from None
         if answer is not None:
             self._last_answer_s = time.monotonic()
             self._pinged = False
@@ -217,6 +223,61 @@ class Subscription:
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
+
+
+def redis_client(url: str, timeout_s: float) -> Any:
+    """A client of redis-py for the server that a URL names, or for the master that its Sentinels name.
+
+    Its connections have no timeouts of their own but for connecting.
+
+    Args:
+        url: as in `ampd.state.connect.open_store`.
+
+    Raises:
+        UserError: the URL of Sentinels is malformed.
+        ValueError, TypeError, RedisError: redis-py does not accept the URL.
+    """
+    options = {
+        "socket_timeout": None,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 1, (RedisConnectionError,)),
+        "protocol": 2,
+    }
+    parts = urlsplit(url)
+    if parts.scheme in SENTINEL_SCHEMES:
+        client = _client_by_sentinels(parts, timeout_s, options)
+    else:
+        client = Redis(connection_pool=ConnectionPool.from_url(url, **options))
+    client.response_callbacks.clear()  # answers as Redis gives them
+    return client
+
+
+def _client_by_sentinels(parts: SplitResult, timeout_s: float, options: dict[str, Any]) -> Any:
+    hosts, service = sentinels_of(parts)
+    own, theirs = _options(parts)
+    # Sentinels are asked one after the other. The last one must have its turn although the others are silent, as they
+    # are when their machines are gone. By default redis-py asks a dead one four times, with pauses.
+    each_s = timeout_s / len(hosts)
+    bounds = {"socket_timeout": each_s, "socket_connect_timeout": each_s, "retry": Retry(NoBackoff(), 0)}
+    make: Any = Sentinel  # redis-py leaves it without types
+    return make(hosts, sentinel_kwargs=theirs | bounds).master_for(service, **(own | options))
+
+
+def _options(parts: SplitResult) -> tuple[dict[str, Any], dict[str, Any]]:
+    """redis-py's options of the servers and of the Sentinels. Options `sentinel_*` of the URL are the Sentinels'."""
+    query = parse_qsl(parts.query)
+    theirs = {name.removeprefix("sentinel_"): value for name, value in query if name.startswith("sentinel_")}
+    user = parts.netloc.rpartition("@")[0]
+    database = parts.path.strip("/").partition("/")[2] or "0"
+    others = urlencode([(name, value) for name, value in query if not name.startswith("sentinel_")])
+    scheme = parts.scheme.removesuffix("+sentinel")
+    own: dict[str, Any] = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}sentinel:0/{database}?{others}"))
+    for name in ("host", "port", "connection_class"):
+        own.pop(name, None)
+    if scheme == "rediss":
+        own["ssl"] = True
+        theirs = {**{name: value for name, value in own.items() if name.startswith("ssl")}, **theirs}
+    return own, theirs
 
 
 def _is_not_the_master(error: Exception) -> bool:

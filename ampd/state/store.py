@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from ampd.errors import RunError
 from ampd.recent_load import RecentRound
-from ampd.state.counting import RoundTrips
 from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, WorkerView
+from ampd.types import PrefillTask, Role, Seconds, Text, WorkerView
 
 ViewT = TypeVar("ViewT")
 
@@ -118,56 +122,54 @@ class RouteOutcome:
     binding: Binding
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUpdated:
+class Event(Struct, frozen=True, array_like=True, tag=True):
+    """Travels as a list of its kind and its fields, of which the scripts in Redis write some."""
+
+
+class WorkerUpdated(Event, frozen=True):
     """A worker published its whole view, its queue included, with a lease of `lease_s` seconds."""
 
     view: WorkerView
-    lease_s: float | None = None
+    lease_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRemoved:
+class WorkerRemoved(Event, frozen=True):
     """A worker left, or its lease expired (`is_expired`)."""
 
-    worker_id: str
+    worker_id: Text
     is_expired: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TaskQueued:
+class TaskQueued(Event, frozen=True):
     """A coordinator entered a prefill in a worker's queue."""
 
-    worker_id: str
+    worker_id: Text
     task: PrefillTask
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone:
+class TaskDone(Event, frozen=True):
     """A worker finished or gave up a prefill that was in its queue."""
 
-    worker_id: str
-    task_id: str
+    worker_id: Text
+    task_id: Text
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(Event, frozen=True):
     """A session was ended; its binding is gone."""
 
-    session_id: str
+    session_id: Text
 
 
-@dataclass(frozen=True, slots=True)
-class RoleAssigned:
+class RoleAssigned(Event, frozen=True):
     """The leading coordinator assigned a worker another role or label.
 
     It has its own channel (`watch_roles`), because only that worker needs it: its next view shows the role to all.
     """
 
-    worker_id: str
+    worker_id: Text
     role: Role
-    label: str
-    reason: str
+    label: Text
+    reason: Text
 
 
 StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
@@ -204,6 +206,34 @@ class Overview:
 
     workers: list[Heard[WorkerView]]
     coordinators: list[Heard[CoordinatorView]]
+
+
+@dataclass(slots=True)
+class RoundTrips:
+    """Round trips since the start, by operation name (`route`, `publish`, `held`, ...).
+
+    Attributes:
+        calls: commands that were sent, each one round trip.
+        failures: commands that ended in an error.
+        total_s: seconds spent in commands.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    total_s: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def trip(self, operation: str) -> Iterator[None]:
+        """Count and time the block as one round trip."""
+        self.calls[operation] += 1
+        start_s = time.perf_counter()
+        try:
+            yield
+        except BaseException:
+            self.failures[operation] += 1
+            raise
+        finally:
+            self.total_s[operation] = self.total_s.get(operation, 0.0) + time.perf_counter() - start_s
 
 
 class Watcher(Protocol):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
+from msgspec import Meta, Struct, ValidationError, convert
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.session.answers import EndedSession, Kind, SessionList, SessionRow, ShownSession, read_answer
 from ampd.cli.session.settings import EndSettings, ListSettings, ShowSettings
 from ampd.cli.top.units import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import parse_settings
 from ampd.telemetry.metrics.system import PORT_VARIABLE
+from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
 
 PROG = "ampd session"
@@ -27,6 +28,49 @@ _HELP = """usage: ampd session COMMAND ...
   end ID      end a session without a round
 
 ampd session COMMAND --help explains one."""
+
+_Key = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class SessionRow(Struct):
+    """One session; None: only the coordinator that served its last round knows it."""
+
+    session_key: _Key
+    session_id: str | None
+    tenant: str | None
+    idle_s: Seconds | None
+    held_tokens: dict[str, Count]
+
+
+class SessionList(Struct):
+    """The answer of `list`."""
+
+    sessions: list[SessionRow]
+    total: Count
+
+
+class SessionBinding(Struct):
+    """The decode worker of a session."""
+
+    worker_id: str
+    epoch: int
+
+
+class ShownSession(SessionRow):
+    """The answer of `show`."""
+
+    binding: SessionBinding | None
+
+
+class EndedSession(Struct):
+    """The answer of `end`."""
+
+    session_key: _Key
+    was_bound: bool
+    released_tokens: Count
+
+
+Kind = TypeVar("Kind", SessionList, ShownSession, EndedSession)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -107,10 +151,15 @@ def _names(settings: ShowSettings) -> dict[str, str]:
 def _read(
     kind: type[Kind], coordinator_url: str | None, operation: str, body: dict[str, Any]
 ) -> tuple[dict[str, Any], Kind]:
-    """The answer of a coordinator, as it came and checked."""
+    """The answer of a coordinator, as it came and checked, because anything may listen at the URL of a user."""
     urls = _control_urls(coordinator_url)
     answer = _asked(urls, operation, body)
-    return answer, read_answer(kind, answer, f"{PROG}: {urls[0]}")
+    try:
+        return answer, convert(answer, kind)
+    except ValidationError as error:
+        raise UserError(
+            f"{PROG}: {urls[0]} does not answer as a coordinator ({error}); see --coordinator-url"
+        ) from None
 
 
 def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from ampd.errors import UserError
 from ampd.state.connect import open_store
-from ampd.state.connection_pool import connection_pool
+from ampd.state.redis_connection import redis_client
 from ampd.state.sentinel_url import sentinels_of
 
 
@@ -20,7 +20,7 @@ from ampd.state.sentinel_url import sentinels_of
 )
 def test_hosts_and_service_are_read(url: str, hosts: list[tuple[str, int]], service: str) -> None:
     assert sentinels_of(urlsplit(url)) == (hosts, service)
-    pool = connection_pool(url, 1.0)
+    pool = redis_client(url, 1.0).connection_pool
     assert [(each.connection_pool.connection_kwargs["host"], each.connection_pool.connection_kwargs["port"])
             for each in pool.sentinel_manager.sentinels] == hosts  # fmt: skip
     assert pool.service_name == service
@@ -28,7 +28,8 @@ def test_hosts_and_service_are_read(url: str, hosts: list[tuple[str, int]], serv
 
 
 def test_credentials_are_the_servers_and_sentinels_have_their_own() -> None:
-    pool = connection_pool("redis+sentinel://u:p%40w@a:1/s/3?sentinel_password=x&client_name=y", 1.0)
+    url = "redis+sentinel://u:p%40w@a:1/s/3?sentinel_password=x&client_name=y"
+    pool = redis_client(url, 1.0).connection_pool
     own = pool.connection_kwargs
     assert (own["username"], own["password"], own["db"], own["client_name"]) == ("u", "p@w", 3, "y")
     theirs = pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs
