@@ -25,8 +25,8 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
+from ampd.cli.serve.demo import ampd_command, running_graph
 from ampd.cli.serve.devices import worker_environments
-from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create

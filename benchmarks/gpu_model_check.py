@@ -27,8 +27,7 @@ from typing import Any
 
 import torch
 
-from ampd.perf.gpus import Gpu
-from ampd.perf.memory import kv_capacity_tokens
+from ampd.perf.gpus import Gpu, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import model_shape

@@ -43,8 +43,8 @@ from planner.layout.trial import Horizon, Trial, TrialTask
 from planner.layout.trials import BUDGET_S
 from planner.simulator.options import SimulationOptions
 from planner.sustained import IN_TIME
-from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace
+from workloads.trace_command import WORKLOADS, Lengths, generate
 
 _SEEDS = (977, 978)
 """Of the enumeration. The planner uses 0 to 5."""

@@ -32,7 +32,7 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.serve.running import ampd_command, running_graph
+from ampd.cli.serve.demo import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import PerformanceProfile, write_profile

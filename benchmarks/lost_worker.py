@@ -27,8 +27,8 @@ from typing import Any
 import httpx
 import psutil
 
-from ampd.cli.serve.metrics import TARGETS_FILE
-from ampd.cli.serve.running import ampd_command, running_graph
+from ampd.cli.serve.demo import ampd_command, running_graph
+from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
 from ampd.telemetry.metrics import names

@@ -38,8 +38,8 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from ampd.cli.serve.metrics import TARGETS_FILE
-from ampd.cli.serve.running import running_graph
+from ampd.cli.serve.demo import running_graph
+from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.cli.serve.settings import TINY
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults

@@ -33,11 +33,11 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.serve.running import ampd_command
+from ampd.cli.serve.demo import ampd_command
 from benchmarks.policies.settings import PAPER_GPUS, PAPER_SLOS_MS
 from planner.layout.layout import layout_label
-from workloads.generate import Lengths, generate
 from workloads.trace import write_trace
+from workloads.trace_command import Lengths, generate
 
 _HERE = Path(__file__).resolve().parents[1]
 _GPUS = (8, 16, 32, 64, 128, 256, 1024)

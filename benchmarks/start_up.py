@@ -33,7 +33,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from ampd.cli.serve.running import running_graph
+from ampd.cli.serve.demo import running_graph
 from ampd.errors import RunError
 from benchmarks.circumstances import circumstances, in_words
 

@@ -29,7 +29,7 @@ from typing import Any
 import httpx
 import yaml
 
-from ampd.cli.serve.running import running_graph
+from ampd.cli.serve.demo import running_graph
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from benchmarks.graph_processes import CONTAINER_OF, MANIFEST, graph_processes, memory_limits

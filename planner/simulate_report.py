@@ -16,8 +16,7 @@ from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, colours, draw_cdf, le
 from ampd.types import ATTAINMENT, Slo
 from planner.combination import Combination, papers_note
 from planner.simulator.outcome import SimulatedRound, SimulationRun
-from workloads.missed_rounds import MissedRound, missed_rounds
-from workloads.results import PromptTokens, RoundRecord, local_share
+from workloads.results import MissedRound, PromptTokens, RoundRecord, local_share, missed_rounds
 
 _KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}
 _MOST_LANES = 24

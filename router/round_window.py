@@ -9,7 +9,7 @@ from typing import Any
 
 from ampd.telemetry.latencies import Latencies, bucket_of
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.values import LabelValues
+from ampd.telemetry.metrics.exposition import LabelValues
 from ampd.telemetry.served_window import ServedWindow
 from ampd.telemetry.window_counts import LENGTH_S, WindowCounts
 from router.served import ServedRound

@@ -25,12 +25,10 @@ from ampd.errors import UserError, without_credentials
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
 from workloads.endpoint import Endpoint
-from workloads.history import TokenRange
+from workloads.history import TokenRange, synthetic_token_ids, synthetic_words
 from workloads.replay import ReplayPlan, ReplayRun, replay
-from workloads.result_table import format_result
-from workloads.results import RoundRecord, summarise
+from workloads.results import RoundRecord, format_result, summarise
 from workloads.retime import retime
-from workloads.text import synthetic_token_ids, synthetic_words
 from workloads.trace import Session, load_trace, shipped_traces
 
 PROG = "ampd replay"

@@ -21,8 +21,7 @@ from typing import Any
 
 from ampd.errors import UserError, one_line_of
 from ampd.perf.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
-from ampd.perf.gpus import HOST_LINK_SHARE, gpu
-from ampd.perf.memory import kv_capacity_tokens
+from ampd.perf.gpus import HOST_LINK_SHARE, gpu, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, fitting_degrees, model_shape

@@ -1,4 +1,4 @@
-"""Presets of GPUs in their usual servers: published peaks, and assumptions about the network."""
+"""Presets of GPUs in their usual servers: published peaks, assumptions about the network, and the memory for KV."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import re
 from dataclasses import dataclass
 
 from ampd.errors import UserError
+from ampd.perf.model_shape import ModelShape
+
+# -- presets of GPUs in their usual servers: published peaks, and assumptions about the network
 
 _MIB = 2**20
 
@@ -78,3 +81,23 @@ def gpu(name: str) -> Gpu:
     if found := GPUS.get(name.lower()):
         return found
     raise UserError(f"unknown GPU {name!r}; known: {', '.join(sorted(GPUS))}")
+
+
+# -- the KV memory of a replica: the memory that its weights leave free
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShare:
+    """The part of a GPU's memory for weights and KV: a share of it, minus a reserve for activations and graphs."""
+
+    usable_share: float = 0.9
+    reserve_bytes: float = 2e9
+
+
+MEMORY_SHARE = MemoryShare()
+
+
+def kv_capacity_tokens(shape: ModelShape, gpu: Gpu, tp: int, share: MemoryShare = MEMORY_SHARE) -> int:
+    """KV tokens of one replica beside its weights; 0 or negative: the weights leave no room."""
+    free_bytes = share.usable_share * gpu.memory_bytes - share.reserve_bytes - shape.weight_bytes / tp
+    return int(free_bytes // (shape.kv_bytes_per_token / shape.kv_shards(tp)))

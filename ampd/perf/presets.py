@@ -9,10 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from ampd.errors import UserError
-from ampd.perf.gpus import Gpu, gpu
-from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
-from ampd.perf.model_config import read_model_shape
-from ampd.perf.model_shape import ModelShape
+from ampd.perf.gpus import MEMORY_SHARE, Gpu, gpu, kv_capacity_tokens
+from ampd.perf.model_shape import ModelShape, read_model_shape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import read_profile
 from ampd.perf.roofline import analytic_profile

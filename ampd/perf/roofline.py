@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 
-from ampd.perf.gpus import HOST_LINK_SHARE, Gpu
-from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
+from ampd.perf.gpus import HOST_LINK_SHARE, MEMORY_SHARE, Gpu, kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.profile import (
     DecodeCurve,

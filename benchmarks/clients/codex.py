@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
+from ampd.cli.serve.demo import running_graph
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.serve.running import running_graph
 from ampd.wire import SESSIONS_ROUTE
 from benchmarks.clients.environment import clients_node_modules
 from benchmarks.clients.feature import call

@@ -14,8 +14,8 @@ from typing import Any
 
 from ampd_rivals.ppd.table_file import DEFAULT_TABLE, read_table
 
-from ampd.cli.doctor.model import judge_model, read_model
-from ampd.cli.profile.command import _read_points
+from ampd.cli.doctor.checks import judge_model, read_model
+from ampd.cli.profile import _read_points
 from ampd.errors import UserError
 from ampd.model_folder import model_digest
 from ampd.tiny_model import tiny_model_path

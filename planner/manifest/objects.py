@@ -1,19 +1,129 @@
-"""The objects of a deployment: the base's, with the graph and the performance model replaced. Pure."""
+"""The objects of a planned deployment: those of the base, with the graph and the performance model replaced. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from ampd.errors import UserError
+from ampd.perf.profile import PerformanceProfile
 from ampd.policies.registry import MODULES_VARIABLE
-from ampd.types import Role
-from planner.manifest import replica
-from planner.manifest.arguments import with_environment, with_flags
-from planner.manifest.base import Object, config_map
-from planner.manifest.deployment import Deployment
+from ampd.types import Role, Slo
+from planner.layout.layout import Layout
+from planner.manifest.files import Object, config_map
+
+# -- flags and environment in a manifest. Each flag is one argument, `--name=value`, as in the base
+
+
+def with_flags(arguments: Sequence[str], values: Mapping[str, str | None]) -> list[str]:
+    """The arguments with these flags: in the place of the same flag, else at the end; None removes a flag."""
+    rest = dict(values)
+    result = []
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if flag not in values:
+            result.append(argument)
+        elif (value := rest.pop(flag, None)) is not None:
+            result.append(f"{flag}={value}")
+    return [*result, *(f"{flag}={value}" for flag, value in rest.items() if value is not None)]
+
+
+def with_environment(entries: Sequence[Mapping[str, Any]], values: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The environment with these variables: in the place of the same variable, else at the end."""
+    known = {entry["name"] for entry in entries}
+    replaced = [
+        {"name": entry["name"], "value": values[entry["name"]]} if entry["name"] in values else dict(entry)
+        for entry in entries
+    ]
+    return [*replaced, *({"name": name, "value": value} for name, value in values.items() if name not in known)]
+
+
+# -- resources of a pod of one replica, by its GPUs
+
+GPU = "nvidia.com/gpu"
+
+_SHARED_MEMORY_GIB_PER_GPU = 4
+"""For NCCL between the GPUs of a replica."""
+_CPUS_PER_GPU = 2
+_HOST_GIB_PER_GPU = 8
+"""For SGLang's process of a GPU."""
+STORE_GIB_PER_GPU = 64.0
+"""For the KV of sessions: about the KV memory of a GPU of 141 GB with a 32B model."""
+_LIMIT_OVER_REQUEST = 2
+"""Room for the weights while they are loaded."""
+
+
+def shared_memory(tp: int) -> str:
+    """Size of `/dev/shm`."""
+    return f"{tp * _SHARED_MEMORY_GIB_PER_GPU}Gi"
+
+
+def store_gib(tp: int, gib_per_gpu: float = STORE_GIB_PER_GPU) -> str:
+    """Size of the KV store. It is no part of `/dev/shm`."""
+    return f"{tp * gib_per_gpu:g}"
+
+
+def resources(tp: int, store_gib_per_gpu: float = STORE_GIB_PER_GPU) -> dict[str, Any]:
+    """Requests and limits of a worker's container. Shared memory and the KV store count as memory of the pod."""
+    memory_gib = tp * (_HOST_GIB_PER_GPU + _SHARED_MEMORY_GIB_PER_GPU) + ceil(tp * store_gib_per_gpu)
+    gpus = {GPU: str(tp)}
+    return {
+        "requests": {"cpu": str(tp * _CPUS_PER_GPU), "memory": f"{memory_gib}Gi", **gpus},
+        "limits": {"memory": f"{_LIMIT_OVER_REQUEST * memory_gib}Gi", **gpus},
+    }
+
+
+# -- a planned layout with all settings of its processes
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyNames:
+    """The policies of the graph, as written on command lines."""
+
+    routing: str
+    binding: str
+    pools: str
+    ordering: str
+    slicing: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """A layout and how it serves.
+
+    Attributes:
+        policies: paths in them are inside the containers.
+        model_path: folder of the model inside the containers.
+        model_name: its name for clients.
+        tool_call_parser, reasoning_parser: names of Dynamo's parsers for the model; None: it has none.
+        profile: the performance model of the plan.
+        kv_capacity_tokens: limit of the KV memory of every replica; None: as much as fits.
+        store_gib_per_gpu: size of the KV stores.
+        policy_modules: `AMPD_POLICY_MODULES` of the plan; empty: none.
+        image: None leaves the base's.
+        annotations: the plan's expectations, for the graph object.
+    """
+
+    layout: Layout
+    model_path: str
+    model_name: str
+    profile: PerformanceProfile
+    slo: Slo
+    policies: PolicyNames
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
+    kv_capacity_tokens: int | None = None
+    store_gib_per_gpu: float = STORE_GIB_PER_GPU
+    policy_modules: str = ""
+    image: str | None = None
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+# -- the objects of a deployment: the base's, with the graph and the performance model replaced. Pure
 
 GRAPH_KIND = "DynamoGraphDeployment"
 PERFORMANCE_MODEL = "ampd-performance-model"
@@ -133,7 +243,7 @@ def _workers(deployment: Deployment, components: Sequence[Mapping[str, Any]]) ->
 def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deployment: Deployment) -> dict[str, Any]:
     """The component of one group of replicas, made from a worker component of the base."""
     component = {**deepcopy(dict(template)), "name": f"{role}-tp{tp}", "replicas": count}
-    component["sharedMemorySize"] = replica.shared_memory(tp)
+    component["sharedMemorySize"] = shared_memory(tp)
     main = main_container(component)
     tokens = deployment.kv_capacity_tokens
     main["args"] = with_flags(
@@ -142,11 +252,11 @@ def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deploym
             "--role": role,
             "--model": deployment.model_path,
             "--tp": str(tp),
-            "--kv-store-gib": replica.store_gib(tp, deployment.store_gib_per_gpu),
+            "--kv-store-gib": store_gib(tp, deployment.store_gib_per_gpu),
             "--ordering": deployment.policies.ordering,
             "--slicing": deployment.policies.slicing,
             "--max-total-tokens": None if tokens is None else str(tokens),
         },
     )
-    main["resources"] = replica.resources(tp, deployment.store_gib_per_gpu)
+    main["resources"] = resources(tp, deployment.store_gib_per_gpu)
     return component

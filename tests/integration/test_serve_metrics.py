@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ampd.cli.serve.running import running_graph
+from ampd.cli.serve.demo import running_graph
 from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.cli.serve.metrics import system_environment, system_url
+from ampd.cli.serve.graph import system_environment, system_url
 from ampd.session_key import session_key
 from tests.harness.graph import Graph, chat, profile, session
 from tests.harness.ports import free_ports

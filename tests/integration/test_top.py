@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ampd.cli.serve.running import ampd_command, running_graph
+from ampd.cli.serve.demo import ampd_command, running_graph
 from ampd.session_key import session_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

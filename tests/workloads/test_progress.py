@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from workloads import progress
+from workloads import trace
 from workloads.trace import numbered_lines
 
 
@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 def test_a_large_file_shows_its_progress_on_a_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large_bytes: int, out: type[io.StringIO], shows: bool
 ) -> None:
-    monkeypatch.setattr(progress, "LARGE_BYTES", large_bytes)
+    monkeypatch.setattr(trace, "LARGE_BYTES", large_bytes)
     monkeypatch.setattr(sys, "stderr", out())
     (tmp_path / "t.jsonl").write_text("{}\n" * 3)
     assert len(list(numbered_lines(tmp_path / "t.jsonl"))) == 3

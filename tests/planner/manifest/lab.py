@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.layout.layout import Layout
-from planner.manifest.base import base_objects
-from planner.manifest.deployment import Deployment, PolicyNames
-from planner.manifest.objects import deployment_objects
+from planner.manifest.files import base_objects
+from planner.manifest.objects import Deployment, PolicyNames, deployment_objects
 
 Object = dict[str, Any]
 MARKER = "read-by"

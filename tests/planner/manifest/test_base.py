@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.manifest.base import base_objects, rendered
+from planner.manifest.files import base_objects, rendered
 
 from .lab import K8S, Object, built, by_identity, needs_kubectl
 

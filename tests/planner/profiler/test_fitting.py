@@ -10,9 +10,7 @@ from ampd.errors import RunError
 from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import PerformanceProfile, Provenance
 from ampd.types import Parallelism
-from planner.profiler.fitting import fit_profile
-from planner.profiler.grid import Density, Limits, grid_of, split
-from planner.profiler.measure import Points, measure
+from planner.profiler import Density, Limits, Points, fit_profile, grid_of, measure, split
 
 PROVENANCE = Provenance(
     kind="measured", source="a test", model="none", gpu="none", date=datetime.date(2026, 1, 1), method="invented"

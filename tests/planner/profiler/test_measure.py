@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.profiler.grid import Grid
-from planner.profiler.measure import Points, measure
+from planner.profiler import Grid, Points, measure
 
 GRID = Grid(prefill=((0, 16), (64, 32)), decode=((1, 100), (4, 200)), transfer=(64,))
 Key = tuple[str, ...] | tuple[str | int, ...]

@@ -1,6 +1,6 @@
 """A process that ends now and then starts again each time; one that keeps ending is given up."""
 
-from ampd.cli.serve.restarts import LASTING_S, MOST, Restarts
+from ampd.cli.serve.watch import LASTING_S, MOST, Restarts
 
 
 def test_a_process_that_ends_at_once_is_given_up_after_longer_and_longer_pauses() -> None:

@@ -1,22 +1,132 @@
-"""The body of `ampd session`: asks a coordinator's system port about sessions."""
+"""`ampd session`: asks the system port of a coordinator about sessions."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import CliPositionalArg
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.session.answers import EndedSession, Kind, SessionList, SessionRow, ShownSession, read_answer
-from ampd.cli.session.settings import EndSettings, ListSettings, ShowSettings
-from ampd.cli.top.units import printable
+from ampd.cli.top.render import printable
+from ampd.documents import first_problem
 from ampd.errors import RunError, UserError
-from ampd.settings import parse_settings
+from ampd.settings import Settings, parse_settings
 from ampd.telemetry.metrics.system import PORT_VARIABLE
 from ampd.wire import SESSIONS_ROUTE
+
+# -- settings of `ampd session`
+
+_URL = (
+    "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process (in a "
+    "coordinator's container), else those of the `ampd serve` on this machine."
+)
+_JSON = "Print the coordinator's answer as JSON."
+
+
+class ListSettings(Settings):
+    """List the sessions whose KV a worker holds, the largest first."""
+
+    limit: int = Field(50, ge=1, description="Sessions to list.")
+    coordinator_url: str | None = Field(None, description=_URL)
+    as_json: bool = Field(False, validation_alias="json", description=_JSON)
+
+
+class ShowSettings(Settings):
+    """Show one session: its decode worker, and where its KV is."""
+
+    session_id: CliPositionalArg[str] = Field(
+        description="The client's id of the session. If no client uses it: its name of 32 hexadecimal digits from "
+        "`ampd session list`."
+    )
+    tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
+    coordinator_url: str | None = Field(None, description=_URL)
+    as_json: bool = Field(False, validation_alias="json", description=_JSON)
+
+
+class EndSettings(ShowSettings):
+    """End a session: its binding and its KV are released everywhere, without a round."""
+
+    tenant: str = Field(
+        "",
+        description="Tenant of the session (x-tenant-id), if it has one. A name of 32 digits needs it too, if another "
+        "coordinator served the last round: otherwise the session counts against its tenant's limit until its TTL.",
+    )
+
+
+# -- the answers of a coordinator's system port about sessions, checked: anything may listen at the URL of a user
+
+_Tokens = Annotated[int, Field(ge=0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Key = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+
+
+class _Answer(BaseModel):
+    """A coordinator of a later version may add fields."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
+
+
+class SessionRow(_Answer):
+    """One session; None: only the coordinator that served its last round knows it."""
+
+    session_key: _Key
+    session_id: str | None
+    tenant: str | None
+    idle_s: _Seconds | None
+    held_tokens: dict[str, _Tokens]
+
+
+class SessionList(_Answer):
+    """The answer of `list`."""
+
+    sessions: list[SessionRow]
+    total: _Tokens
+
+
+class SessionBinding(_Answer):
+    """The decode worker of a session."""
+
+    worker_id: str
+    epoch: int
+
+
+class ShownSession(SessionRow):
+    """The answer of `show`."""
+
+    binding: SessionBinding | None
+
+
+class EndedSession(_Answer):
+    """The answer of `end`."""
+
+    session_key: _Key
+    was_bound: bool
+    released_tokens: _Tokens
+
+
+Kind = TypeVar("Kind", bound=_Answer)
+
+
+def read_answer(kind: type[Kind], answer: Any, place: str) -> Kind:
+    """Check an answer from `place`.
+
+    Raises:
+        UserError: it is none of a coordinator.
+    """
+    try:
+        return kind.model_validate(answer)
+    except ValidationError as error:
+        raise UserError(
+            f"{place} does not answer as a coordinator ({first_problem(error)}); see --coordinator-url"
+        ) from None
+
+
+# -- the body of `ampd session`: asks a coordinator's system port about sessions
 
 PROG = "ampd session"
 _TIMEOUT_S = 10.0
