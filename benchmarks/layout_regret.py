@@ -1,6 +1,6 @@
 """How far `ampd plan --use-all` and `ampd plan --rate` are from the best of all layouts, by full simulation.
 
-    AMPD_COMPILED=1 python -m benchmarks.layout_regret [--gpus 8] [--minutes 100] [--data FOLDER] [--cases 1 2]
+    python -m benchmarks.layout_regret [--gpus 8] [--minutes 100] [--data FOLDER] [--cases 1 2]
         [--budget-s 60] [--jobs 2]
 
 The goodput of a layout is the highest session rate that it carries in long trials, the mean of two seeds that the

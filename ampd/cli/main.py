@@ -23,9 +23,6 @@ COMMANDS = {
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""
 
-SIMULATING = ("plan", "simulate")
-"""The commands that use compiled modules, if there are any."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Dispatch to a command.
@@ -47,8 +44,6 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}")
-    if name in SIMULATING:
-        compiled.install()
     command: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
     return command(rest)
 

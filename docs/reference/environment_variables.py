@@ -28,13 +28,6 @@ _NIXL = "[NIXL's UCX backend](https://docs.nvidia.com/nixl/user-guide/backend-se
 
 ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
-        ("AMPD_COMPILED",),
-        "AMPD",
-        "`0`: `ampd simulate` and `ampd plan` run in pure Python, even if `make compiled` was run. `1`: other programs "
-        "that import `ampd`, also the processes of a graph, use the compiled modules too.",
-        "[simulator.md](simulator.md#a-compiled-simulator)",
-    ),
-    Variable(
         ("AMPD_POLICY_MODULES",),
         "AMPD",
         "Modules with policies of your own, comma-separated. Every process of a graph and the simulator import them.",
