@@ -8,8 +8,9 @@ Workloads: every trace of the project, which is the default. The shipped real on
 
 The same sessions go to both: ours with the default policies and with those of the paper, theirs with each of its
 routers, on as many workers of each kind. After `make compiled`, ours runs compiled, and the default policies in pure
-Python too, from a copy of the sources. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours
-around `simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
+Python too, from a copy of the sources. Runs alternate; medians of the wall time that each spends on simulating (theirs
+as it reports it, ours around `simulate`), and of whole processes. Both finish every round; what they model differs (see
+benchmarks/README.md).
 `--json` has each system's figures. `dynamo.replay` was last in ai-dynamo 1.4, so it needs an environment of its own,
 whose Python is `--replay-python`:
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -21,9 +21,8 @@ from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
-from ampd.serving.prefill_queue import PREFETCH
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.settings import OldFlag, has_usual_size, parse_settings
+from ampd.settings import has_usual_size, parse_settings
 from ampd.types import WINDOW_S, Moves, Slo
 from planner.case_settings import CaseSettings, provenance_of
 from planner.combination import Combination, Mode, papers_note
@@ -41,8 +40,6 @@ PROG = "ampd simulate"
 
 class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
-
-    old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out")}
 
     prefill: str | None = Field(
         None,

@@ -16,7 +16,6 @@ from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.admission import MAX_ROUNDS
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.settings import OldFlag
 from ampd.types import Moves
 from ampd.vocabulary import vocabulary_tokens
 from router.targets import TARGET_CAP, TARGET_FLOOR
@@ -63,17 +62,10 @@ class CoordinatorSettings(GraphSettings):
     """One AMPD coordinator: registers the model at the Dynamo frontend, binds sessions, routes every prefill."""
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
-    old_flags: ClassVar = {
-        "--suspect-s": OldFlag(f"it is always {SUSPECT_S:g} s; leave it out"),
-        "--call-timeout-s": OldFlag(f"it is always {CALL_TIMEOUT_S:g} s; leave it out"),
-    }
-
     model: Path = Field(description="Model folder (Hugging Face layout): tokenizer, chat template, config.")
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
-    routing_params: str = Field("", description="Old form of parameters; write --routing 'NAME(key=value)'.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
-    binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
     ordering: str = Field(
         defaults.ORDERING,
         description="The workers' --ordering. Coordinators order nothing; `look-ahead` serves the recent load with it.",

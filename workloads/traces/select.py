@@ -16,13 +16,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import guarded
-from ampd.settings import OldFlag, Settings, parse_settings
+from ampd.settings import Settings, parse_settings
 from workloads.retime import retime
 from workloads.trace import Session, load_trace, write_trace
 
@@ -32,8 +31,6 @@ FEWEST_ROUNDS = 3
 
 class SelectSettings(Settings):
     """Choose sessions of a converted trace and give them arrivals."""
-
-    old_flags: ClassVar = {"--min-rounds": OldFlag(f"it is always {FEWEST_ROUNDS}; leave it out")}
 
     source: CliPositionalArg[str] = Field(description="Converted trace.")
     output: CliPositionalArg[Path] = Field(description="Trace to write.")
