@@ -6,6 +6,8 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ampd.types import Count, Moment
+
 
 @dataclass(slots=True)
 class RecentRound:
@@ -17,11 +19,11 @@ class RecentRound:
         ended_s, output_tokens, is_met: its end, its output, and whether it met its targets; None while it runs.
     """
 
-    sent_s: float
-    kept_tokens: int
-    prompt_tokens: int
-    ended_s: float | None = None
-    output_tokens: int | None = None
+    sent_s: Moment
+    kept_tokens: Count
+    prompt_tokens: Count
+    ended_s: Moment | None = None
+    output_tokens: Count | None = None
     is_met: bool | None = None
 
     def end(self, ended_s: float, output_tokens: int, is_met: bool) -> None:

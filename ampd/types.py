@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 GIB = 1 << 30
+
+Count = Annotated[int, Meta(ge=0, le=1 << 53)]
+Seconds = Annotated[float, Meta(ge=0, le=1e300)]
+Moment = Annotated[float, Meta(ge=-1e300, le=1e300)]
+Text = Annotated[str, Meta(max_length=8192)]
+"""Types of fields that travel between processes. msgspec refuses other values, because a process that publishes
+nonsense must not mislead the decisions of the others."""
 
 
 class Role(StrEnum):
@@ -58,8 +67,8 @@ class Slo:
         itl_s: seconds between consecutive output tokens.
     """
 
-    ttft_s: float
-    itl_s: float
+    ttft_s: Seconds
+    itl_s: Seconds
 
     def met(self, ttft_s: float | None, itl_s: float | None) -> bool:
         """Whether a round without an error met both targets."""
@@ -82,7 +91,7 @@ ATTAINMENT = 0.9
 class Parallelism:
     """How one worker replica is partitioned over GPUs (theta in the paper)."""
 
-    tp: int = 1
+    tp: Count = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +112,13 @@ class PrefillTask:
         has_output: the client has some of the round's output, which a refusal would make worthless.
     """
 
-    task_id: str
-    session_id: str
-    hist_tokens: int
-    incr_tokens: int
-    arrival_s: float
+    task_id: Text
+    session_id: Text
+    hist_tokens: Count
+    incr_tokens: Count
+    arrival_s: Moment
     slo: Slo
-    postponements: int = 0
+    postponements: Count = 0
     session_missed: bool = False
     has_output: bool = False
 
@@ -149,8 +158,8 @@ WINDOW_S = 10.0
 class Window:
     """A windowed mean: TTFTs of a prefill worker or ITLs of a decode worker over the last seconds."""
 
-    mean_s: float = 0.0
-    count: int = 0
+    mean_s: Seconds = 0.0
+    count: Count = 0
 
 
 # Not frozen: every slice of a prefill makes one per round of the batch, and a frozen one takes three times as long.
@@ -175,9 +184,9 @@ class RunningRound:
 class QueueRest:
     """The prefills of a queue that its view does not list: how many, and their sums."""
 
-    tasks: int = 0
-    hist_tokens: int = 0
-    incr_tokens: int = 0
+    tasks: Count = 0
+    hist_tokens: Count = 0
+    incr_tokens: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +201,13 @@ class KvWindow:
         reloads: calls that copied KV from the store to the device; `reload_s` is the sum of their times.
     """
 
-    device_tokens: int = 0
-    store_tokens: int = 0
-    peer_tokens: int = 0
-    recomputed_tokens: int = 0
-    evicted_tokens: int = 0
-    reloads: int = 0
-    reload_s: float = 0.0
+    device_tokens: Count = 0
+    store_tokens: Count = 0
+    peer_tokens: Count = 0
+    recomputed_tokens: Count = 0
+    evicted_tokens: Count = 0
+    reloads: Count = 0
+    reload_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,26 +235,26 @@ class WorkerView:
         tokenizer: digest of what its token ids mean (`ampd.tokenizer_digest`); "": not known.
     """
 
-    worker_id: str
+    worker_id: Text
     role: Role
     parallelism: Parallelism = Parallelism()
     queue: tuple[PrefillTask, ...] = ()
     ttft: Window = Window()
     itl: Window = Window()
-    decode_batch: int = 0
-    decode_context_tokens: int = 0
-    kv_used_tokens: int = 0
-    kv_capacity_tokens: int = 0
-    max_context_tokens: int = 0
-    held_tokens: Mapping[str, int] = field(default_factory=dict)
-    label: str = ""
-    fingerprint: str = ""
-    store_used_tokens: int = 0
-    store_capacity_tokens: int = 0
+    decode_batch: Count = 0
+    decode_context_tokens: Count = 0
+    kv_used_tokens: Count = 0
+    kv_capacity_tokens: Count = 0
+    max_context_tokens: Count = 0
+    held_tokens: Mapping[Text, Count] = field(default_factory=dict)
+    label: Text = ""
+    fingerprint: Text = ""
+    store_used_tokens: Count = 0
+    store_capacity_tokens: Count = 0
     queue_rest: QueueRest = QueueRest()
     kv_window: KvWindow = KvWindow()
-    shared_prefixes: Mapping[str, int] = field(default_factory=dict)
-    tokenizer: str = ""
+    shared_prefixes: Mapping[Text, Count] = field(default_factory=dict)
+    tokenizer: Text = ""
 
     @property
     def queued_prefills(self) -> int:

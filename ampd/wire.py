@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypeAlias, TypedDict, TypeVar
+from dataclasses import replace
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
-from ampd.types import PrefillTask, Slo
+import msgspec
 
-Decoded = TypeVar("Decoded")
+from ampd.types import Count, PrefillTask, Seconds, Text
 
 COMPONENT = "worker"
 """Dynamo component of the workers of all roles, because a role can change at run time."""
@@ -45,18 +45,12 @@ ENGINE_FIELDS = (
 
 
 TaskMessage: TypeAlias = dict[str, Any]
-"""A `PrefillTask` on the wire and in Redis: its fields by name.
-
-`waited_s`, the seconds since the task's arrival, replaces `arrival_s`, because clocks differ between machines. `ttft_s`
-and `itl_s` replace `slo`. A reader ignores keys that it does not know and uses the default of a field that is missing.
-"""
+"""A `PrefillTask` on the wire: its fields by name; `arrival_s` counts from when it was sent, as clocks differ."""
 
 
 def encode_task(task: PrefillTask, now_s: float) -> TaskMessage:
     """A task as sent at `now_s`, on the clock of its `arrival_s`."""
-    message = fields_of(task)
-    del message["arrival_s"], message["slo"]
-    message.update(waited_s=round(now_s - task.arrival_s, 6), ttft_s=task.slo.ttft_s, itl_s=task.slo.itl_s)
+    message: TaskMessage = msgspec.to_builtins(shifted(task, -now_s))
     return message
 
 
@@ -64,27 +58,19 @@ def decode_task(message: TaskMessage, sent_s: float) -> PrefillTask:
     """A task that was sent at `sent_s` on the reader's clock.
 
     Raises:
-        KeyError, TypeError: a field is missing or of a wrong type.
+        ValueError: a field is missing or malformed; the message names it.
     """
-    slo = Slo(ttft_s=message["ttft_s"], itl_s=message["itl_s"])
-    return from_fields(PrefillTask, message, arrival_s=sent_s - message["waited_s"], slo=slo)
+    return shifted(msgspec.convert(message, PrefillTask), sent_s)
+
+
+def shifted(task: PrefillTask, by_s: float) -> PrefillTask:
+    """The task on a clock that shows `by_s` more."""
+    return replace(task, arrival_s=round(task.arrival_s + by_s, 6))
 
 
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a dataclass, by name; their values are not copied."""
     return {name: getattr(value, name) for name in value.__match_args__}
-
-
-def from_fields(kind: type[Decoded], fields: Mapping[str, Any], **computed: Any) -> Decoded:
-    """The inverse of `fields_of`: `computed` replaces or completes `fields`, and unknown names are ignored.
-
-    Raises:
-        TypeError: a field without a default is missing.
-    """
-    for name in kind.__match_args__:  # type: ignore[attr-defined]
-        if name in fields and name not in computed:
-            computed[name] = fields[name]
-    return kind(**computed)
 
 
 class PrefillRequest(TypedDict):
@@ -145,19 +131,19 @@ class RoundReport(TypedDict):
         decode_batch, decode_context_tokens: the rounds that still decode on this worker.
     """
 
-    held_tokens: int
-    cached_tokens: int
-    queued_s: float
-    prefill_s: float
-    kv_read_tokens: int
-    kv_read_bytes: int
-    kv_read_s: float
-    kv_read_error: NotRequired[str]
-    hit_tokens: NotRequired[dict[str, int]]
-    reload_s: NotRequired[float]
-    slices: NotRequired[int]
-    decode_batch: NotRequired[int]
-    decode_context_tokens: NotRequired[int]
+    held_tokens: Count
+    cached_tokens: Count
+    queued_s: Seconds
+    prefill_s: Seconds
+    kv_read_tokens: Count
+    kv_read_bytes: Count
+    kv_read_s: Seconds
+    kv_read_error: NotRequired[Text]
+    hit_tokens: NotRequired[dict[str, Count]]
+    reload_s: NotRequired[Seconds]
+    slices: NotRequired[Count]
+    decode_batch: NotRequired[Count]
+    decode_context_tokens: NotRequired[Count]
 
 
 class KvRequest(TypedDict):

@@ -83,7 +83,7 @@ class RoundWindow:
             sessions_repinned=total[_MOVED,],
             ttft_targets_s=total[_TTFT_TARGETS,] / _NS,
             itl_targets_s=total[_ITL_TARGETS,] / _NS,
-            routes={(key[1], key[2]): count for key, count in total.items() if key[0] == _ROUTE},
+            routes={f"{key[1]} {key[2]}": count for key, count in total.items() if key[0] == _ROUTE},
             ttft_initial=_latencies(total, _TTFT_INITIAL),
             ttft_incremental=_latencies(total, _TTFT_INCREMENTAL),
             itl=_latencies(total, _ITL),

@@ -36,7 +36,7 @@ from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, WorkerView
 
 Clock = Callable[[], float]
-Inbox = asyncio.Queue[str | None]
+Inbox = asyncio.Queue[bytes | None]
 
 _EVENTS, _ROLES = "events", "roles"
 
@@ -45,16 +45,16 @@ _EVENTS, _ROLES = "events", "roles"
 class _Published:
     """A worker's or a coordinator's own word."""
 
-    record: str
+    record: bytes
     at_s: float
     expires_s: float
 
 
 @dataclass(slots=True)
 class _Changes:
-    """What was written about a worker since. `queue`: task id -> (when, task record; "" once it is done)."""
+    """What was written about a worker since. `queue`: task id -> (when, task record; empty once it is done)."""
 
-    queue: dict[str, tuple[float, str]] = field(default_factory=dict)
+    queue: dict[str, tuple[float, bytes]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class MemoryState:
         self._bound: dict[str, _Bound] = {}
         self._tenants: dict[str, str] = {}
         self._leader: tuple[str, float] | None = None
-        self._roles: dict[str, tuple[str, float]] = {}
+        self._roles: dict[str, tuple[bytes, float]] = {}
         self._assigned_s = float("-inf")
         self._inboxes: list[tuple[str, Inbox]] = []
 
@@ -111,13 +111,13 @@ class MemoryState:
         """Drop an inbox."""
         self._inboxes = [(channel, other) for channel, other in self._inboxes if other is not inbox]
 
-    def publish(self, record: str, channel: str = _EVENTS) -> None:
+    def publish(self, record: bytes, channel: str = _EVENTS) -> None:
         """Put a record into every inbox of a channel."""
         for subscribed, inbox in self._inboxes:
             if subscribed == channel:
                 inbox.put_nowait(record)
 
-    def put_worker(self, worker_id: str, record: str, lease_s: float) -> None:
+    def put_worker(self, worker_id: str, record: bytes, lease_s: float) -> None:
         """A worker's whole view; workers whose lease ran out are removed on the way."""
         now_s = self.clock()
         self._workers[worker_id] = _Published(record, now_s, now_s + lease_s)
@@ -125,7 +125,7 @@ class MemoryState:
         for task_id, (at_s, _) in list(changes.queue.items()):
             if now_s - at_s >= QUEUE_GRACE_S:
                 del changes.queue[task_id]
-        self.publish(f'["updated",{record},{lease_s:g}]')
+        self.publish(b'["WorkerUpdated",%b,%g]' % (record, lease_s))
         for other, published in list(self._workers.items()):
             if published.expires_s <= now_s:
                 self.drop_worker(other, is_expired=True)
@@ -136,7 +136,7 @@ class MemoryState:
         self._changes.pop(worker_id, None)
         self.publish(codec.encode_event(WorkerRemoved(worker_id, is_expired), 0.0))
 
-    def live(self) -> list[tuple[str, float, _Changes]]:
+    def live(self) -> list[tuple[bytes, float, _Changes]]:
         """Record, age and changes of every worker whose lease holds."""
         now_s = self.clock()
         return [
@@ -147,16 +147,16 @@ class MemoryState:
 
     def is_struck_out(self, worker_id: str, task_id: str) -> bool:
         """Whether a prefill was lately struck out of a worker's queue."""
-        return self._of(worker_id).queue.get(task_id, (0.0, "queued"))[1] == ""
+        return self._of(worker_id).queue.get(task_id, (0.0, b"queued"))[1] == b""
 
-    def put_task(self, worker_id: str, task_id: str, record: str) -> None:
-        """A prefill entered in a worker's queue, or ("") struck out of a live worker's; a dead one's simply goes."""
+    def put_task(self, worker_id: str, task_id: str, record: bytes) -> None:
+        """A prefill entered in a worker's queue, or (empty) struck out of a live worker's; a dead one's simply goes."""
         if record or self._is_live(worker_id):
             self._of(worker_id).queue[task_id] = (self.clock(), record)
         else:
             self._of(worker_id).queue.pop(task_id, None)
 
-    def put_coordinator(self, coordinator_id: str, record: str, lease_s: float) -> None:
+    def put_coordinator(self, coordinator_id: str, record: bytes, lease_s: float) -> None:
         """A coordinator's view."""
         now_s = self.clock()
         live = {other: said for other, said in self._coordinators.items() if said.expires_s > now_s}
@@ -166,17 +166,17 @@ class MemoryState:
         """Forget a coordinator."""
         self._coordinators.pop(coordinator_id, None)
 
-    def put_load(self, record: str, keep_s: float) -> None:
+    def put_load(self, record: bytes, keep_s: float) -> None:
         now_s = self.clock()
         self._load = [said for said in self._load if said.at_s > now_s - keep_s]
         self._load.append(_Published(record, now_s, now_s + keep_s))
 
-    def load(self) -> list[tuple[str, float]]:
+    def load(self) -> list[tuple[bytes, float]]:
         now_s = self.clock()
         is_kept = bool(self._load) and self._load[-1].expires_s > now_s
         return [(said.record, now_s - said.at_s) for said in self._load] if is_kept else []
 
-    def live_coordinators(self) -> list[tuple[str, float]]:
+    def live_coordinators(self) -> list[tuple[bytes, float]]:
         """Record and age in seconds of each one whose lease holds."""
         now_s = self.clock()
         return [(said.record, now_s - said.at_s) for said in self._coordinators.values() if said.expires_s > now_s]
@@ -223,7 +223,7 @@ class MemoryState:
         if self._leads(holder):
             self._leader = None
 
-    def put_role(self, holder: str, worker_id: str, record: str, ttl_s: float) -> bool:
+    def put_role(self, holder: str, worker_id: str, record: bytes, ttl_s: float) -> bool:
         """A role that the leader assigned; False from anybody else."""
         if not self._leads(holder):
             return False
@@ -232,9 +232,9 @@ class MemoryState:
         self.publish(record, _ROLES)
         return True
 
-    def role(self, worker_id: str) -> str | None:
+    def role(self, worker_id: str) -> bytes | None:
         """The role that was assigned to a worker."""
-        record, expires_s = self._roles.get(worker_id, ("", 0.0))
+        record, expires_s = self._roles.get(worker_id, (b"", 0.0))
         return record if record and expires_s > self.clock() else None
 
     def _leads(self, holder: str) -> bool:
@@ -270,7 +270,7 @@ class MemoryStore:
     async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
         await self._trip("finish")
         for task_id in task_ids:
-            self._state.put_task(worker_id, task_id, "")
+            self._state.put_task(worker_id, task_id, b"")
             self._publish(TaskDone(worker_id, task_id))
 
     async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
@@ -377,7 +377,7 @@ class MemoryStore:
     async def close(self) -> None:
         pass
 
-    def _merged(self, record: str, age_s: float, changes: _Changes) -> WorkerView:
+    def _merged(self, record: bytes, age_s: float, changes: _Changes) -> WorkerView:
         now_s, state_now_s = self._clock(), self._state.clock()
         entered: list[PrefillTask] = [
             codec.decode_task(task, now_s - (state_now_s - at_s)) for at_s, task in changes.queue.values() if task

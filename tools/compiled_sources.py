@@ -9,8 +9,8 @@ mypyc compiles what the text of a class says. Five things are not in the text:
 - Objects of some classes cannot be in cycles. They are marked, so that Python's search for cycles leaves them out.
 - pydantic reads the annotations of a policy's fields. mypyc keeps those that are strings. It also believes that
   `Field` returns the value of a field, as its annotation says, unless the copy calls it by an untyped name.
-- The shared state checks what it reads by the annotations of dataclasses (`ampd.state.checks`). Of these mypyc keeps no
-  strings, and of `tuple[int, ...]` only `tuple`. So they are written out behind the module.
+- msgspec checks what the shared state reads by the annotations of dataclasses. Of these mypyc keeps no strings, and
+  of `tuple[int, ...]` only `tuple`. So they are written out behind the module.
 
 Nothing else changes, and no line moves: an error names the line of the original.
 """

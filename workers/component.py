@@ -206,7 +206,7 @@ class Worker:
             try:
                 self._guard.check(context.metadata, endpoint, request)
                 # An error comes after the tokens before it, so that no more than necessary is computed again.
-                with grouped(send, self._settings.stream_tokens, request["task"]["itl_s"]) as send_grouped:
+                with grouped(send, self._settings.stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
                     # It works in a task of its own, which begins in this first step.
                     await send_until_stopped(rounds(request), context, send_grouped)
             except (EngineError, CallRefusedError) as error:

@@ -10,12 +10,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
+import msgspec
+
 from ampd.handler_stream import Chunk
 from ampd.rounds_in_progress import RoundsInProgress
 from ampd.sampling_limits import beyond_sampling
 from ampd.serving.slices import left_before
-from ampd.state.checks import check_count, checked
 from ampd.tenant import tenant_of
+from ampd.types import Count
 from ampd.unique_id import unique_id
 from ampd.vocabulary import unknown_token
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
@@ -194,7 +196,7 @@ class RoundService:
     def _begin(self, request: PrefillRequest | GenerateRequest) -> RoundProgress:
         now_s = self._clock()
         # The queue is published with its tasks, and a malformed one would hide this worker from all coordinators.
-        task, token_ids = checked(decode_task(request["task"], now_s)), request["token_ids"]
+        task, token_ids = decode_task(request["task"], now_s), request["token_ids"]
         if type(token_ids) is not list or not set(map(type, token_ids)) <= {int}:
             raise TypeError("token_ids must be a list of whole numbers")
         if ((request["request"].get("sampling_options") or {}).get("n") or 1) > MAX_CHOICES:
@@ -207,8 +209,7 @@ class RoundService:
             raise EngineError(reason, 400)
         tenant = tenant_of(request["request"])
         keys = self._context_keys.of(task.session_id, token_ids, info.page_size_tokens, tenant=tenant)
-        kept_tokens = request.get("kept_tokens", 0)
-        check_count(kept_tokens)
+        kept_tokens = msgspec.convert(request.get("kept_tokens", 0), Count)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self._in_progress.begin()
         prompt = RoundPrompt(task, len(token_ids), keys, min(kept_tokens, len(token_ids)))

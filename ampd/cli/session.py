@@ -1,4 +1,4 @@
-"""`ampd session`: asks the system port of a coordinator about sessions."""
+"""The body of `ampd session`: asks a coordinator's system port about sessions."""
 
 from __future__ import annotations
 
@@ -8,19 +8,29 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import httpx
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct, ValidationError, convert
+from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.cli.serve.local_graphs import local_graphs
 from ampd.cli.top.render import printable
-from ampd.documents import first_problem
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings
 from ampd.telemetry.metrics.system import PORT_VARIABLE
+from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
 
-# -- settings of `ampd session`
+PROG = "ampd session"
+_TIMEOUT_S = 10.0
+_HELP = """usage: ampd session COMMAND ...
 
+  list        list the sessions whose KV a worker holds
+  show ID     show one session
+  end ID      end a session without a round
+
+ampd session COMMAND --help explains one."""
+
+_Key = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 _URL = (
     "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process (in a "
     "coordinator's container), else those of the `ampd serve` on this machine."
@@ -58,37 +68,24 @@ class EndSettings(ShowSettings):
     )
 
 
-# -- the answers of a coordinator's system port about sessions, checked: anything may listen at the URL of a user
-
-_Tokens = Annotated[int, Field(ge=0)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-_Key = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
-
-
-class _Answer(BaseModel):
-    """A coordinator of a later version may add fields."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
-
-
-class SessionRow(_Answer):
+class SessionRow(Struct):
     """One session; None: only the coordinator that served its last round knows it."""
 
     session_key: _Key
     session_id: str | None
     tenant: str | None
-    idle_s: _Seconds | None
-    held_tokens: dict[str, _Tokens]
+    idle_s: Seconds | None
+    held_tokens: dict[str, Count]
 
 
-class SessionList(_Answer):
+class SessionList(Struct):
     """The answer of `list`."""
 
     sessions: list[SessionRow]
-    total: _Tokens
+    total: Count
 
 
-class SessionBinding(_Answer):
+class SessionBinding(Struct):
     """The decode worker of a session."""
 
     worker_id: str
@@ -101,42 +98,15 @@ class ShownSession(SessionRow):
     binding: SessionBinding | None
 
 
-class EndedSession(_Answer):
+class EndedSession(Struct):
     """The answer of `end`."""
 
     session_key: _Key
     was_bound: bool
-    released_tokens: _Tokens
+    released_tokens: Count
 
 
-Kind = TypeVar("Kind", bound=_Answer)
-
-
-def read_answer(kind: type[Kind], answer: Any, place: str) -> Kind:
-    """Check an answer from `place`.
-
-    Raises:
-        UserError: it is none of a coordinator.
-    """
-    try:
-        return kind.model_validate(answer)
-    except ValidationError as error:
-        raise UserError(
-            f"{place} does not answer as a coordinator ({first_problem(error)}); see --coordinator-url"
-        ) from None
-
-
-# -- the body of `ampd session`: asks a coordinator's system port about sessions
-
-PROG = "ampd session"
-_TIMEOUT_S = 10.0
-_HELP = """usage: ampd session COMMAND ...
-
-  list        list the sessions whose KV a worker holds
-  show ID     show one session
-  end ID      end a session without a round
-
-ampd session COMMAND --help explains one."""
+Kind = TypeVar("Kind", SessionList, ShownSession, EndedSession)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -217,10 +187,15 @@ def _names(settings: ShowSettings) -> dict[str, str]:
 def _read(
     kind: type[Kind], coordinator_url: str | None, operation: str, body: dict[str, Any]
 ) -> tuple[dict[str, Any], Kind]:
-    """The answer of a coordinator, as it came and checked."""
+    """The answer of a coordinator, as it came and checked, because anything may listen at the URL of a user."""
     urls = _control_urls(coordinator_url)
     answer = _asked(urls, operation, body)
-    return answer, read_answer(kind, answer, f"{PROG}: {urls[0]}")
+    try:
+        return answer, convert(answer, kind)
+    except ValidationError as error:
+        raise UserError(
+            f"{PROG}: {urls[0]} does not answer as a coordinator ({error}); see --coordinator-url"
+        ) from None
 
 
 def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> dict[str, Any]:

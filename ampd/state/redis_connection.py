@@ -68,7 +68,7 @@ class RedisConnection:
         self._was_demoted = False
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
-    async def script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
+    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
         """Run a script in one round trip, or in two if the server does not know it yet."""
         async with self._guarded():
             answer = await self._run_script(name, keys, arguments)
@@ -78,7 +78,7 @@ class RedisConnection:
                 subscription.is_outdated = True
         return answer
 
-    async def _run_script(self, name: str, keys: Sequence[bytes], arguments: Sequence[bytes | str | float]) -> Any:
+    async def _run_script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
         text, digest = _script(name)
         line = self._reads if name in _READ_SCRIPTS else self._writes
         with self.round_trips.trip(name):
@@ -95,7 +95,7 @@ class RedisConnection:
             with self.round_trips.trip(name.lower()):
                 return await self._writes.call(name, *arguments)
 
-    async def subscribe(self, channel: bytes) -> Subscription:
+    async def subscribe(self, channel: str) -> Subscription:
         """Subscribe on a separate connection, which gets every message published after this returns."""
         connection = self._new_connection()
         try:

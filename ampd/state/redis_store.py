@@ -11,7 +11,6 @@ from typing import Any
 
 from ampd.session_key import tenant_key
 from ampd.state import codec
-from ampd.state.codec import to_bytes, to_text
 from ampd.state.counting import RoundTrips
 from ampd.state.overlay import merge
 from ampd.state.redis_connection import RedisConnection, Subscription
@@ -31,7 +30,6 @@ from ampd.state.store import (
     StateRefusedError,
     StateUnavailableError,
     TaskDone,
-    TaskQueued,
     TooManySessionsError,
     WorkerRemoved,
 )
@@ -75,7 +73,7 @@ class RedisStore:
             "publish",
             [schema.workers, schema.worker(worker_id), schema.queue(worker_id), schema.role(worker_id)],
             [
-                to_bytes(worker_id),
+                worker_id,
                 ms(lease_s),
                 f"{lease_s:g}",
                 codec.encode_view(view, self._clock()),
@@ -86,7 +84,7 @@ class RedisStore:
             ],
         )
         try:
-            return codec.decode_role(role) if role else None
+            return None if role is None else codec.decode_role(_record(role))
         except codec.CodecError as error:
             log.warning("skipped a role: %s", error)
             return None
@@ -96,14 +94,14 @@ class RedisStore:
         await self._connection.script(
             "remove",
             [schema.workers, schema.worker(worker_id), schema.queue(worker_id)],
-            [to_bytes(worker_id), schema.events, self._event(WorkerRemoved(worker_id))],
+            [worker_id, schema.events, self._event(WorkerRemoved(worker_id))],
         )
 
     async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
         schema = self._schema
-        finished: list[bytes | str] = []
+        finished: list[str | bytes] = []
         for task_id in task_ids:
-            finished += to_bytes(task_id), self._event(TaskDone(worker_id, task_id))
+            finished += task_id, self._event(TaskDone(worker_id, task_id))
         await self._connection.script(
             "finish", [schema.worker(worker_id), schema.queue(worker_id)], [schema.events, ms(QUEUE_TTL_S), *finished]
         )
@@ -119,15 +117,15 @@ class RedisStore:
             "route",
             [session, queue, schema.live, schema.live_of(tenant), schema.tenant_of(write.session_id)],
             [
-                to_bytes(write.worker_id),
+                write.worker_id,
                 write.epoch,
                 ms(limits.ttl_s),
-                to_bytes(write.task.task_id),
+                write.task.task_id,
                 codec.encode_task(write.task, self._clock()),
                 schema.events,
-                self._event(TaskQueued(write.queue_worker_id, write.task)),
+                write.queue_worker_id,
                 ms(QUEUE_TTL_S),
-                to_bytes(write.session_id),
+                write.session_id,
                 ms(limits.new_ttl_s),
                 limits.per_graph,
                 limits.per_tenant,
@@ -145,7 +143,7 @@ class RedisStore:
         answer = await self._connection.script(
             "repin",
             [self._schema.session(binding.session_id)],
-            [to_bytes(binding.worker_id), binding.epoch, to_bytes(worker_id), ms(session_ttl_s)],
+            [binding.worker_id, binding.epoch, worker_id, ms(session_ttl_s)],
         )
         return _outcome(binding.session_id, answer)
 
@@ -163,13 +161,13 @@ class RedisStore:
                 schema.live_of(tenant_key(tenant)),
                 schema.tenant_of(session_id),
             ],
-            [schema.events, self._event(SessionEnded(session_id)), to_bytes(session_id), schema.live_of("")],
+            [schema.events, self._event(SessionEnded(session_id)), session_id, schema.live_of("")],
         )
         return _binding(session_id, record)
 
     async def lead(self, holder: str, lease_s: float) -> Leadership:
         answer = await self._connection.script(
-            "lead", [self._schema.leader, self._schema.assigned], [to_bytes(holder), ms(lease_s)]
+            "lead", [self._schema.leader, self._schema.assigned], [holder, ms(lease_s)]
         )
         match answer:
             case [(0 | 1) as leads, int(assigned_ago_ms)]:
@@ -177,14 +175,14 @@ class RedisStore:
         raise _strange("lead")
 
     async def resign(self, holder: str) -> None:
-        await self._connection.script("resign", [self._schema.leader], [to_bytes(holder)])
+        await self._connection.script("resign", [self._schema.leader], [holder])
 
     async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
         schema = self._schema
         accepted = await self._connection.script(
             "assign",
             [schema.leader, schema.role(role.worker_id), schema.assigned],
-            [to_bytes(holder), codec.encode_role(role), ms(ttl_s), schema.roles, ms(ASSIGNED_TTL_S)],
+            [holder, codec.encode_role(role), ms(ttl_s), schema.roles, ms(ASSIGNED_TTL_S)],
         )
         if accepted not in (0, 1):
             raise _strange("assign")
@@ -195,7 +193,7 @@ class RedisStore:
         await self._connection.script(
             "publish_coordinator",
             [schema.coordinators, schema.coordinator(coordinator_id)],
-            [to_bytes(coordinator_id), ms(lease_s), codec.encode_coordinator(view), ms(INDEX_TTL_S)],
+            [coordinator_id, ms(lease_s), codec.encode_coordinator(view), ms(INDEX_TTL_S)],
         )
 
     async def remove_coordinator(self, coordinator_id: str) -> None:
@@ -203,7 +201,7 @@ class RedisStore:
         await self._connection.command("DEL", self._schema.coordinator(coordinator_id))
 
     async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
-        batch = to_bytes(codec.encode_load(rounds, self._clock()))
+        batch = codec.encode_load(rounds, self._clock())
         await self._connection.script("record_load", [self._schema.load], [batch, ms(keep_s)])
 
     async def recent_load(self) -> list[LoadedRound]:
@@ -281,14 +279,14 @@ class RedisStore:
                 return SnapshotReader(int(text), self._clock()), records
         raise _strange(script)
 
-    def _event(self, event: StateEvent) -> str:
+    def _event(self, event: StateEvent) -> bytes:
         return codec.encode_event(event, self._clock())
 
 
 class RedisWatcher:
     """A subscription to one of a namespace's channels; a `Watcher`."""
 
-    def __init__(self, connection: RedisConnection, channel: bytes, clock: Callable[[], float]) -> None:
+    def __init__(self, connection: RedisConnection, channel: str, clock: Callable[[], float]) -> None:
         self._connection = connection
         self._channel = channel
         self._clock = clock
@@ -337,7 +335,7 @@ class SnapshotReader:
                 if record:
                     entered.append((written_s, codec.decode_task(record, written_s)))
                 else:
-                    done.add(to_text(task_id))
+                    done.add(task_id.decode())
             except (codec.CodecError, UnicodeDecodeError) as error:
                 _warn_once(f"left out a task: {error}")
         entered.sort(key=lambda item: (item[0], item[1].arrival_s))
@@ -371,7 +369,7 @@ def _record(value: Any) -> bytes:
 
 def _text(value: Any) -> str:
     try:
-        return to_text(_record(value))
+        return _record(value).decode()
     except UnicodeDecodeError:
         raise _strange("with a text") from None
 
@@ -396,7 +394,7 @@ def _binding(session_id: str, answer: Any) -> Binding | None:
         return None
     epoch, _, worker_id = _record(answer).partition(b" ")
     try:
-        return Binding(session_id, to_text(worker_id), int(epoch))
+        return Binding(session_id, worker_id.decode(), int(epoch))
     except ValueError:
         _warn_once("left out a binding that cannot be read")
         return None

@@ -5,7 +5,6 @@ The hash tag `{namespace}` keeps a namespace's keys in one slot, so that one scr
 
 from __future__ import annotations
 
-from ampd.state.codec import to_bytes
 from ampd.state.overlay import QUEUE_GRACE_S
 
 QUEUE_TTL_S = 60.0
@@ -22,42 +21,42 @@ QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
 
 
 class Schema:
-    """Key names of one namespace, as bytes, because ids may be any string. docs/state.md says what each key holds."""
+    """Key names of one namespace. docs/state.md says what each key holds."""
 
     def __init__(self, namespace: str) -> None:
-        self.prefix = to_bytes(f"ampd:{{{namespace}}}:")
-        self.workers = self.prefix + b"workers"
-        self.coordinators = self.prefix + b"coordinators"
-        self.leader = self.prefix + b"leader"
-        self.assigned = self.prefix + b"assigned"
-        self.live = self.prefix + b"live"
-        self.load = self.prefix + b"load"
-        self.events = self.prefix + b"events"
-        self.roles = self.prefix + b"roles"
+        self.prefix = f"ampd:{{{namespace}}}:"
+        self.workers = self.prefix + "workers"
+        self.coordinators = self.prefix + "coordinators"
+        self.leader = self.prefix + "leader"
+        self.assigned = self.prefix + "assigned"
+        self.live = self.prefix + "live"
+        self.load = self.prefix + "load"
+        self.events = self.prefix + "events"
+        self.roles = self.prefix + "roles"
 
-    def worker(self, worker_id: str) -> bytes:
-        return self.prefix + b"worker:" + to_bytes(worker_id)
+    def worker(self, worker_id: str) -> str:
+        return self.prefix + "worker:" + worker_id
 
-    def queue(self, worker_id: str) -> bytes:
+    def queue(self, worker_id: str) -> str:
         """Prefills that were entered in a worker's queue or finished since its view."""
-        return self.prefix + b"queue:" + to_bytes(worker_id)
+        return self.prefix + "queue:" + worker_id
 
-    def session(self, session_id: str) -> bytes:
-        return self.prefix + b"session:" + to_bytes(session_id)
+    def session(self, session_id: str) -> str:
+        return self.prefix + "session:" + session_id
 
-    def live_of(self, tenant_key: str) -> bytes:
+    def live_of(self, tenant_key: str) -> str:
         """The live sessions of a tenant."""
-        return self.prefix + b"live:" + to_bytes(tenant_key)
+        return self.prefix + "live:" + tenant_key
 
-    def tenant_of(self, session_id: str) -> bytes:
+    def tenant_of(self, session_id: str) -> str:
         """The tenant of a session, because a coordinator that ends the session may not know it."""
-        return self.prefix + b"tenant:" + to_bytes(session_id)
+        return self.prefix + "tenant:" + session_id
 
-    def role(self, worker_id: str) -> bytes:
-        return self.prefix + b"role:" + to_bytes(worker_id)
+    def role(self, worker_id: str) -> str:
+        return self.prefix + "role:" + worker_id
 
-    def coordinator(self, coordinator_id: str) -> bytes:
-        return self.prefix + b"coordinator:" + to_bytes(coordinator_id)
+    def coordinator(self, coordinator_id: str) -> str:
+        return self.prefix + "coordinator:" + coordinator_id
 
 
 def ms(seconds: float) -> int:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+from msgspec import Struct
+
 from ampd.errors import RunError
 from ampd.recent_load import RecentRound
 from ampd.state.counting import RoundTrips
 from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, WorkerView
+from ampd.types import Count, PrefillTask, Role, Seconds, Text, WorkerView
 
 ViewT = TypeVar("ViewT")
 
@@ -102,60 +104,57 @@ class RouteOutcome:
     binding: Binding
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerUpdated:
+class Event(Struct, frozen=True, array_like=True, tag=True):
+    """Travels as a list of its kind and its fields, of which the scripts in Redis write some."""
+
+
+class WorkerUpdated(Event, frozen=True):
     """A worker published its whole view, its queue included, with a lease of `lease_s` seconds."""
 
     view: WorkerView
-    lease_s: float | None = None
+    lease_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRemoved:
+class WorkerRemoved(Event, frozen=True):
     """A worker left, or its lease expired (`is_expired`)."""
 
-    worker_id: str
+    worker_id: Text
     is_expired: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class TaskQueued:
+class TaskQueued(Event, frozen=True):
     """A coordinator entered a prefill in a worker's queue."""
 
-    worker_id: str
+    worker_id: Text
     task: PrefillTask
 
 
-@dataclass(frozen=True, slots=True)
-class TaskDone:
+class TaskDone(Event, frozen=True):
     """A worker finished or gave up a prefill that was in its queue."""
 
-    worker_id: str
-    task_id: str
+    worker_id: Text
+    task_id: Text
 
 
-@dataclass(frozen=True, slots=True)
-class SessionEnded:
+class SessionEnded(Event, frozen=True):
     """A session was ended; its binding is gone."""
 
-    session_id: str
+    session_id: Text
 
 
-@dataclass(frozen=True, slots=True)
-class RoleAssigned:
+class RoleAssigned(Event, frozen=True):
     """The leading coordinator assigned a worker another role or label.
 
     It has its own channel (`watch_roles`), because only that worker needs it: its next view shows the role to all.
     """
 
-    worker_id: str
+    worker_id: Text
     role: Role
-    label: str
-    reason: str
+    label: Text
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
+class WorkerDied(Event, frozen=True):
     """A worker died under a request. Coordinators announce it to each other; the store keeps nothing of it.
 
     Attributes:
@@ -164,16 +163,15 @@ class WorkerDied:
             id; None: the worker died as a whole, or did not say.
     """
 
-    worker_id: str
-    request: tuple[str, ...]
-    start: int | None = None
+    worker_id: Text
+    request: tuple[Text, ...]
+    start: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestServed:
+class RequestServed(Event, frozen=True):
     """A request under which workers had died was served. It is announced as the deaths were; `request` as there."""
 
-    request: tuple[str, ...]
+    request: tuple[Text, ...]
 
 
 DeathNews = WorkerDied | RequestServed

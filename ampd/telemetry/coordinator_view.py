@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ampd.telemetry.served_window import ServedWindow
-from ampd.types import Slo
+from ampd.types import Count, Slo, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class CoordinatorView:
         window: the rounds that ended there in the last minute.
     """
 
-    coordinator_id: str
+    coordinator_id: Text
     slo: Slo
-    routing: str = ""
-    binding: str = ""
-    pools: str = ""
-    rounds_in_progress: int = 0
+    routing: Text = ""
+    binding: Text = ""
+    pools: Text = ""
+    rounds_in_progress: Count = 0
     is_leading: bool = False
     is_state_heard: bool = True
-    state_losses: int = 0
-    considered: str = ""
-    context_tokens: int = 0
+    state_losses: Count = 0
+    considered: Text = ""
+    context_tokens: Count = 0
     window: ServedWindow = field(default_factory=ServedWindow)

@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+from ampd.types import Count, Seconds
 
 ERROR = 0.01
 """Largest relative error of a quantile (buckets as in DDSketch, Masson et al., VLDB 2019)."""
@@ -12,6 +17,9 @@ ERROR = 0.01
 _GROWTH = (1 + ERROR) / (1 - ERROR)
 _LOG_GROWTH = math.log(_GROWTH)
 _LEAST_S, _MOST_S = 1e-6, 1e6
+
+Bucket = Annotated[int, Meta(ge=-10_000, le=10_000)]
+"""The buckets of a microsecond and of 11 days are within 700 of 0."""
 
 
 def bucket_of(value_s: float) -> int:
@@ -28,8 +36,8 @@ class Latencies:
         buckets: bucket -> number of latencies in it.
     """
 
-    total_s: float = 0.0
-    buckets: Mapping[int, int] = field(default_factory=dict)
+    total_s: Seconds = 0.0
+    buckets: Mapping[Bucket, Count] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values_s: Iterable[float]) -> Latencies:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ampd.telemetry import latencies
 from ampd.telemetry.latencies import Latencies
+from ampd.types import Count, Seconds, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +29,27 @@ class ServedWindow:
         output_tokens: sum over the first choice of each round.
         sessions_bound: sessions that were bound to a decode worker.
         sessions_repinned: sessions that were moved to another worker because theirs was lost.
-        routes: (route, reason) -> rounds.
+        routes: route and reason, separated by a space -> rounds.
         ttft_initial, ttft_incremental: TTFTs of rounds that bound their session, and of the others.
         itl: mean gap between tokens, one value per round.
     """
 
-    length_s: float = 0.0
-    span_s: float = 0.0
-    rounds: int = 0
-    abandoned: int = 0
-    failed: int = 0
-    met: int = 0
-    met_ttft: int = 0
-    met_itl: int = 0
-    refused: int = 0
-    output_tokens: int = 0
-    sessions_bound: int = 0
-    sessions_repinned: int = 0
-    unnamed: int = 0
-    ttft_targets_s: float = 0.0
-    itl_targets_s: float = 0.0
-    routes: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    length_s: Seconds = 0.0
+    span_s: Seconds = 0.0
+    rounds: Count = 0
+    abandoned: Count = 0
+    failed: Count = 0
+    met: Count = 0
+    met_ttft: Count = 0
+    met_itl: Count = 0
+    refused: Count = 0
+    output_tokens: Count = 0
+    sessions_bound: Count = 0
+    sessions_repinned: Count = 0
+    unnamed: Count = 0
+    ttft_targets_s: Seconds = 0.0
+    itl_targets_s: Seconds = 0.0
+    routes: Mapping[Text, Count] = field(default_factory=dict)
     ttft_initial: Latencies = field(default_factory=Latencies)
     ttft_incremental: Latencies = field(default_factory=Latencies)
     itl: Latencies = field(default_factory=Latencies)
@@ -69,7 +70,7 @@ LATENCIES = ("ttft_initial", "ttft_incremental", "itl")
 def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
     """The sum of the windows, with the longest length and span."""
     parts = tuple(windows)
-    routes: Counter[tuple[str, str]] = Counter()
+    routes: Counter[str] = Counter()
     for part in parts:
         routes.update(part.routes)
     sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}

@@ -23,7 +23,6 @@ from ampd.recent_load import RecentLoad, RecentRound
 from ampd.serving.local_only import uncarried_option
 from ampd.serving.placement import PlacementPolicies, prefill_task
 from ampd.state import codec
-from ampd.state.checks import checked
 from ampd.state.redis_store import SnapshotReader
 from ampd.state.store import (
     Heard,
@@ -137,11 +136,11 @@ def targets() -> Iterator[Target]:
     yield Target("descriptor", _descriptor, _read_descriptor, (ValueError,))
 
 
-def _record(name: str, text: str, run: Callable[[str | bytes], Any]) -> Target:
+def _record(name: str, text: bytes, run: Callable[[bytes], Any]) -> Target:
     return Target(name, lambda rng: _text(rng, text), run, (codec.CodecError,))
 
 
-def _text(rng: random.Random, text: str) -> bytes:
+def _text(rng: random.Random, text: bytes) -> bytes:
     data = changed_json(rng, json.loads(text)).encode("utf-8", "surrogatepass")
     return changed_bytes(rng, data) if rng.random() < 0.1 else data
 
@@ -285,7 +284,8 @@ def _take_report(value: Any) -> None:
     record.read_increment(report)
     json.dumps(record.as_dict(), allow_nan=False)
     batch: dict[str, Any] = {name: report[name] for name in ("decode_batch", "decode_context_tokens") if name in report}
-    _decide(checked(replace(_VIEW, held_tokens={"0" * 32: report["held_tokens"]}, **batch)))
+    view = replace(_VIEW, held_tokens={"0" * 32: report["held_tokens"]}, **batch)
+    _decide(codec.decode_view(codec.encode_view(view, 0.0), 0.0))
 
 
 _CALL = {"op": "lease", "keys": [b"k" * 32], "ttl_s": 5.0, "session_id": "s"}

@@ -68,11 +68,11 @@ def _is_overview(value: Any) -> bool:
 
 _ROLE = RoleAssigned("d1", Role.PREFILL, "short", "ttft-short")
 _BINDING = Binding("0" * 32, "d1", 3)
-_STORED_VIEW = _STAMP + codec.encode_view(_VIEW, 0.0).encode()
-_WORKERS = [_NOW_MS, [_STORED_VIEW, [b"t2", _STAMP + codec.encode_task(_TASK, 0.0).encode(), b"t1", _STAMP]]]
+_STORED_VIEW = _STAMP + codec.encode_view(_VIEW, 0.0)
+_WORKERS = [_NOW_MS, [_STORED_VIEW, [b"t2", _STAMP + codec.encode_task(_TASK, 0.0), b"t1", _STAMP]]]
 _CALLS: dict[str, _Call] = {
     "publish": _Call(
-        lambda store: store.publish_worker(_VIEW, 5.0), codec.encode_role(_ROLE).encode(),
+        lambda store: store.publish_worker(_VIEW, 5.0), codec.encode_role(_ROLE),
         lambda value: value is None or isinstance(value.role, Role),
     ),
     "route": _Call(lambda store: store.route(_WRITE, _LIMITS), [1, 2, b"d1"], _is_outcome),
@@ -90,7 +90,7 @@ _CALLS: dict[str, _Call] = {
     ),
     "coordinators": _Call(
         lambda store: store._coordinators(),
-        [_NOW_MS, _STAMP + codec.encode_coordinator(CoordinatorView("c1", _SLO)).encode()],
+        [_NOW_MS, _STAMP + codec.encode_coordinator(CoordinatorView("c1", _SLO))],
         lambda found: all(math.isfinite(heard.age_s) for heard in found),
     ),
     "ping": _Call(lambda store: store.ping(), b"PONG", lambda seconds: seconds >= 0),
@@ -99,7 +99,7 @@ _CALLS: dict[str, _Call] = {
         lambda mode: isinstance(mode, str),
     ),
 }  # fmt: skip
-_MESSAGE = [b"message", b"channel", codec.encode_event(SessionEnded("0" * 32), 0.0).encode()]
+_MESSAGE = [b"message", b"channel", codec.encode_event(SessionEnded("0" * 32), 0.0)]
 
 
 class FuzzedRedis:

@@ -33,8 +33,8 @@ _KV_TOKENS = 100_000
 _MOST_OUTPUTS = 200
 _PROMPT = [5 + number % 200 for number in range(200)]
 _ROUND: dict[str, Any] = {
-    "task": {"task_id": "t", "session_id": "s", "hist_tokens": 0, "incr_tokens": 200, "waited_s": 0.0, "ttft_s": 1.0,
-             "itl_s": 0.1},
+    "task": {"task_id": "t", "session_id": "s", "hist_tokens": 0, "incr_tokens": 200, "arrival_s": 0.0,
+             "slo": {"ttft_s": 1.0, "itl_s": 0.1}},
     "token_ids": _PROMPT,
     "source_worker_id": None,
     "request": {"stop_conditions": {"max_tokens": 3}, "sampling_options": {"n": 1, "temperature": 0.0}},

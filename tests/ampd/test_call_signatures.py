@@ -25,7 +25,7 @@ from ampd.errors import UserError
 
 OLD, NEW, FOREIGN = b"o" * 32, b"n" * 32, b"f" * 32
 MESSAGE = {
-    "task": {"session_id": "agent-7", "waited_s": 0.1},
+    "task": {"session_id": "agent-7", "arrival_s": -0.1},
     "token_ids": [1, 2, 3],
     "source_worker_id": None,
     "request": {"sampling_options": {"temperature": 0.5}},
@@ -91,7 +91,7 @@ def test_other_calls_are_refused(metadata: dict[str, str], reason: SignatureFaul
         {**MESSAGE, "token_ids": [1, 2]},
         {**MESSAGE, "token_ids": [1, 2, 1 << 40]},
         {**MESSAGE, "source_worker_id": "w2"},
-        {**MESSAGE, "task": {"session_id": "agent-8", "waited_s": 0.1}},
+        {**MESSAGE, "task": {"session_id": "agent-8", "arrival_s": -0.1}},
         {**MESSAGE, "more": 1},
         {},
         [],

@@ -182,7 +182,7 @@ async def test_a_coordinator_that_reads_late_is_cut_off_only_beyond_the_limit(
     redis: Running, client: Any, mib: int, is_cut: bool
 ) -> None:
     """Redis' own limit is 32 MB. Without any, a subscriber that never reads would fill the memory."""
-    channel = Schema(NAMESPACE).events.decode()
+    channel = Schema(NAMESPACE).events
     with subscribed(redis, channel) as late:
         heard = [await client.publish(channel, b"x" * MIB) for _ in range(mib)]
         received = await asyncio.to_thread(read_until_end, late, mib * MIB)

@@ -41,7 +41,7 @@ def test_a_decode_worker_of_an_older_version_takes_all() -> None:
 def test_a_view_carries_its_fingerprint_and_may_lack_it() -> None:
     record = codec.encode_view(DECODE, 0.0)
     assert codec.decode_view(record, 0.0) == DECODE
-    assert codec.decode_view(record.replace(',"fingerprint":"a"', ""), 0.0) == replace(DECODE, fingerprint="")
+    assert codec.decode_view(record.replace(b',"fingerprint":"a"', b""), 0.0) == replace(DECODE, fingerprint="")
 
 
 async def test_a_round_is_not_prefilled_by_a_worker_with_other_weights() -> None:

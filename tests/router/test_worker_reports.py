@@ -34,7 +34,7 @@ def test_a_report_is_taken_without_unknown_keys() -> None:
 def test_a_malformed_report_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         parse_report({**REPORT, **wrong})
-    with pytest.raises(ValueError, match="held_tokens is missing"):
+    with pytest.raises(ValueError, match="missing required field `held_tokens`"):
         parse_report({name: value for name, value in REPORT.items() if name != "held_tokens"})
 
 

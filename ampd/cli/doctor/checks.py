@@ -382,7 +382,7 @@ async def _read(url: str, namespace: str) -> StateReading:
     store = await open_store(url, namespace, timeout_s=_REDIS_TIMEOUT_S)
     await store.close()
     connection = RedisConnection(url, _REDIS_TIMEOUT_S)
-    key, text = Schema(namespace).prefix + b"doctor:" + uuid4().hex.encode(), b"ampd doctor"
+    key, text = f"{Schema(namespace).prefix}doctor:{uuid4().hex}", "ampd doctor"
     try:
         await (await connection.subscribe(key)).close()
         await connection.command("PUBLISH", key, text)

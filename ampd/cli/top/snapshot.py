@@ -48,9 +48,10 @@ def snapshot_of(overview: Overview, now_s: float, model: PerformanceModel | None
 
 
 def _window(window: ServedWindow) -> Row:
-    reasons = sorted(window.routes.items(), key=lambda item: (-item[1], item[0]))
+    counts = [(*name.partition(" ")[::2], rounds) for name, rounds in window.routes.items()]
+    reasons = sorted(counts, key=lambda item: (-item[2], item[:2]))
     routes = {str(route): 0 for route in Route}
-    for (route, _), rounds in reasons:
+    for route, _, rounds in reasons:
         routes[route] = routes.get(route, 0) + rounds
     return {
         "length_s": window.length_s,
@@ -74,7 +75,7 @@ def _window(window: ServedWindow) -> Row:
         "ttft_incremental_s": _summary(window.ttft_incremental),
         "itl_s": _summary(window.itl),
         "routes": routes,
-        "reasons": [{"route": route, "reason": reason, "rounds": rounds} for (route, reason), rounds in reasons],
+        "reasons": [{"route": route, "reason": reason, "rounds": rounds} for route, reason, rounds in reasons],
         "sessions_bound": window.sessions_bound,
         "sessions_repinned": window.sessions_repinned,
         "unnamed": window.unnamed,
@@ -88,7 +89,7 @@ def _summary(latencies: Latencies) -> Row:
 
 def _coordinator(entry: Heard[CoordinatorView]) -> Row:
     view, window = entry.view, entry.view.window
-    local = sum(rounds for (route, _), rounds in window.routes.items() if route == Route.LOCAL)
+    local = sum(rounds for name, rounds in window.routes.items() if name.startswith(f"{Route.LOCAL} "))
     return {
         "coordinator_id": view.coordinator_id,
         "age_s": entry.age_s,

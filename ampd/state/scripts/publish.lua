@@ -18,10 +18,10 @@ for i = 1, #changes, 2 do
     redis.call('HDEL', KEYS[3], changes[i])
   end
 end
-redis.call('PUBLISH', ARGV[5], '["updated",' .. ARGV[4] .. ',' .. ARGV[3] .. ']')
+redis.call('PUBLISH', ARGV[5], '["WorkerUpdated",' .. ARGV[4] .. ',' .. ARGV[3] .. ']')
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))) do
   redis.call('ZREM', KEYS[1], gone)
   redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone)
-  redis.call('PUBLISH', ARGV[5], cjson.encode({'removed', gone, 'expired'}))
+  redis.call('PUBLISH', ARGV[5], cjson.encode({'WorkerRemoved', gone, true}))
 end
 return redis.call('GET', KEYS[4])

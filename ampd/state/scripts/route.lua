@@ -1,7 +1,7 @@
 -- Write or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
 -- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
 -- KEYS: session, queue, live sessions of the graph, live sessions of the tenant, tenant of the session
--- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, event, queue TTL ms,
+-- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, worker of the queue, queue TTL ms,
 --   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant,
 --   name of the tenant in live sessions ('': that of sessions without a tenant)
 -- Returns {1 if accepted, epoch, worker id} of the binding that holds; {-1, 0, ''} or {-2, 0, ''} if the session is new
@@ -50,6 +50,6 @@ local queued = redis.call('HGET', KEYS[2], ARGV[4])
 if not queued or string.sub(queued, -1) ~= ' ' then
   redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
   redis.call('PEXPIRE', KEYS[2], ARGV[8])
-  redis.call('PUBLISH', ARGV[6], ARGV[7])
+  redis.call('PUBLISH', ARGV[6], '["TaskQueued",' .. cjson.encode(ARGV[7]) .. ',' .. ARGV[5] .. ']')
 end
 return {1, epoch, ARGV[1]}

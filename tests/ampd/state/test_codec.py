@@ -80,12 +80,16 @@ served = st.builds(
     rounds=counts,
     ttft_targets_s=seconds,
     itl_targets_s=seconds,
-    routes=st.dictionaries(st.tuples(texts, texts), counts, max_size=3),
+    routes=st.dictionaries(texts, counts, max_size=3),
     ttft_initial=latencies,
     ttft_incremental=latencies,
     itl=latencies,
 )
 coordinators = st.builds(CoordinatorView, texts, slos, texts, texts, texts, counts, st.booleans(), window=served)
+
+
+def written_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def task_read(task: PrefillTask) -> PrefillTask:
@@ -118,40 +122,22 @@ def event_on_clock(event: StateEvent, clock: Any) -> StateEvent:
 def test_a_view_survives_and_its_tasks_keep_their_age(view: WorkerView) -> None:
     record = codec.encode_view(on_clock(view, written), NOW_S)
     assert on_clock(view, task_read) == codec.decode_view(record, LATER_S)
-    assert codec.decode_view(codec.to_bytes(record), LATER_S) == codec.decode_view(record, LATER_S)
 
 
-def test_a_view_of_a_worker_without_a_store_is_read() -> None:
-    """Workers of the version before do not write these fields."""
-    view = WorkerView("w", Role.DECODE, store_used_tokens=5, store_capacity_tokens=10)
-    fields = json.loads(codec.encode_view(view, NOW_S))
-    del fields["store_used_tokens"], fields["store_capacity_tokens"]
-    assert codec.decode_view(json.dumps(fields), NOW_S) == WorkerView("w", Role.DECODE)
-
-
-def test_a_view_without_shared_prefixes_is_as_it_was_before_there_were_any() -> None:
-    assert "shared_prefixes" not in json.loads(codec.encode_view(WorkerView("w", Role.DECODE), NOW_S))
+def test_fields_that_another_version_writes_or_leaves_out_are_ignored() -> None:
     view = WorkerView("w", Role.DECODE, shared_prefixes={"k": 64})
     fields = json.loads(codec.encode_view(view, NOW_S))
-    assert codec.decode_view(json.dumps(fields), NOW_S) == view
-    assert codec.decode_view(json.dumps(fields | {"of_a_later_version": 1}), NOW_S) == view
-
-
-@pytest.mark.parametrize("role", Role)
-def test_the_version_before_reads_the_role_of_every_view(role: Role) -> None:
-    """It knows prefill and decode workers only, and ignores unknown fields. A mixed worker owns sessions."""
-    fields = json.loads(codec.encode_view(WorkerView("w", role), NOW_S))
-    assert fields["role"] == ("prefill" if role is Role.PREFILL else "decode")
-    assert codec.decode_view(json.dumps(fields), NOW_S).role is role
+    del fields["store_used_tokens"]
+    assert codec.decode_view(written_json(fields | {"of_a_later_version": 1}), NOW_S) == view
 
 
 def test_a_role_that_this_version_does_not_know_is_refused() -> None:
     """The store skips such a record: the reader neither uses the worker nor ends."""
     fields = json.loads(codec.encode_view(WorkerView("w", Role.DECODE), NOW_S)) | {"role": "encode"}
     with pytest.raises(codec.CodecError, match=r"worker 'w'.*encode"):
-        codec.decode_view(json.dumps(fields), NOW_S)
+        codec.decode_view(written_json(fields), NOW_S)
     with pytest.raises(codec.CodecError, match="encode"):
-        codec.decode_role('["role","w","encode","","test"]')
+        codec.decode_role(b'["RoleAssigned","w","encode","","test"]')
 
 
 @given(events)
@@ -167,21 +153,18 @@ def test_tasks_roles_and_coordinators_survive(task: PrefillTask, role: RoleAssig
     assert codec.decode_coordinator(codec.encode_coordinator(view)) == view
 
 
-@given(st.text(st.characters()))
-def test_any_text_survives_as_bytes(text: str) -> None:
-    assert codec.to_text(codec.to_bytes(text)) == text
-
-
 json_values: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda values: st.lists(values, max_size=4) | st.dictionaries(st.text(max_size=5), values, max_size=4),
     max_leaves=8,
 )
-kinds = st.sampled_from(["updated", "removed", "queued", "done", "ended", "role"])
+kinds = st.sampled_from(["WorkerUpdated", "WorkerRemoved", "TaskQueued", "TaskDone", "SessionEnded", "RoleAssigned"])
 
 
-@given(st.one_of(json_values.map(json.dumps), st.tuples(kinds, json_values, json_values).map(json.dumps), st.text()))
-def test_whatever_lies_in_redis_is_read_or_refused_in_one_line(record: str) -> None:
+@given(
+    st.one_of(json_values.map(written_json), st.tuples(kinds, json_values, json_values).map(written_json), st.binary())
+)
+def test_whatever_lies_in_redis_is_read_or_refused_in_one_line(record: bytes) -> None:
     refusals = []
     for decode in (codec.decode_view, codec.decode_event, codec.decode_task):
         try:
@@ -204,14 +187,14 @@ NONSENSE: dict[str, Any] = {
     "store_capacity_tokens": None,
     "decode_batch": True,
     "decode_context_tokens": 1 << 60,
-    "ttft": [float("nan"), 1],
-    "itl": [-0.5, 1],
-    "tp": "two",
+    "ttft": {"mean_s": float("nan")},
+    "itl": {"mean_s": -0.5},
+    "parallelism": {"tp": "two"},
     "held_tokens": {"s": -1},
     "label": "x" * 10_000,
     "queue": [{}],
-    "queue_rest": [1, -1, 0],
-    "kv_window": [1, 2, 3, 4, 5, 6, -0.5],
+    "queue_rest": {"hist_tokens": -1},
+    "kv_window": {"reload_s": -0.5},
     "role": "boss",
 }
 
@@ -220,47 +203,56 @@ NONSENSE: dict[str, Any] = {
 def test_a_view_with_nonsensical_tokens_of_a_session_is_refused(tokens: float) -> None:
     fields = json.loads(codec.encode_view(sound_view(), 2.0))
     with pytest.raises(codec.CodecError, match="w1"):
-        codec.decode_view(json.dumps({**fields, "held_tokens": {"s": 7, "t": tokens}}), 2.0)
+        codec.decode_view(written_json({**fields, "held_tokens": {"s": 7, "t": tokens}}), 2.0)
 
 
 @pytest.mark.parametrize("field", NONSENSE)
 def test_a_view_with_a_nonsensical_field_is_refused(field: str) -> None:
     fields = json.loads(codec.encode_view(sound_view(), 2.0))
-    assert codec.decode_view(json.dumps(fields), 2.0) == sound_view()
+    assert codec.decode_view(written_json(fields), 2.0) == sound_view()
     with pytest.raises(codec.CodecError, match="w1"):
-        codec.decode_view(json.dumps({**fields, field: NONSENSE[field]}), 2.0)
+        codec.decode_view(written_json({**fields, field: NONSENSE[field]}), 2.0)
 
 
 @pytest.mark.parametrize("lease_s", [float("nan"), float("inf"), -1, "5"])
 def test_a_lease_must_end(lease_s: object) -> None:
     kind, view, _ = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
     with pytest.raises(codec.CodecError):
-        codec.decode_event(json.dumps([kind, view, lease_s]), 2.0)
+        codec.decode_event(written_json([kind, view, lease_s]), 2.0)
 
 
 def test_a_deeply_nested_record_is_refused() -> None:
     with pytest.raises(codec.CodecError):
-        codec.decode_event("[" * 100_000, 0.0)
+        codec.decode_view(b'{"worker_id":"w","more":' + b"[" * 100_000, 0.0)
 
 
 def test_a_number_that_no_float_holds_is_refused() -> None:
     task = json.loads(codec.encode_task(PrefillTask("t", "s", 1, 2, 0.0, Slo(1.0, 0.1)), 0.0))
     with pytest.raises(codec.CodecError):
-        codec.decode_task(json.dumps({**task, "waited_s": 10**400}), 0.0)
+        codec.decode_task(written_json({**task, "arrival_s": 10**400}), 0.0)
 
 
 @pytest.mark.parametrize(
     ("part", "value"),
-    [("slo", [2.0, {}]), ("coordinator_id", 0), ("rounds_in_progress", "3"), ("routes", [["local", "x", "1"]])],
+    [("slo", {"ttft_s": 2.0, "itl_s": {}}), ("coordinator_id", 0), ("rounds_in_progress", "3"), ("slo", None)],
 )
 def test_a_coordinator_s_view_with_a_nonsensical_field_is_refused(part: str, value: Any) -> None:
     fields = json.loads(codec.encode_coordinator(CoordinatorView("c1", Slo(2.0, 0.1))))
     with pytest.raises(codec.CodecError):
-        codec.decode_coordinator(json.dumps({**fields, part: value}))
+        codec.decode_coordinator(written_json({**fields, part: value}))
 
 
-@pytest.mark.parametrize("window", [{"met_itl": [5]}, {"output_tokens": "0"}, {"length_s": -1}])
+@pytest.mark.parametrize(
+    "window",
+    [
+        {"met_itl": [5]},
+        {"output_tokens": "0"},
+        {"length_s": -1},
+        {"routes": {"local x": "1"}},
+        {"itl": {"buckets": {"99999": 1}}},
+    ],
+)
 def test_a_window_with_a_nonsensical_field_is_refused(window: dict[str, Any]) -> None:
     fields = json.loads(codec.encode_coordinator(CoordinatorView("c1", Slo(2.0, 0.1))))
     with pytest.raises(codec.CodecError):
-        codec.decode_coordinator(json.dumps({**fields, "window": {**fields["window"], **window}}))
+        codec.decode_coordinator(written_json({**fields, "window": {**fields["window"], **window}}))

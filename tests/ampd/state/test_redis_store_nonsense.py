@@ -38,7 +38,7 @@ async def test_a_nonsensical_worker_is_left_out_with_one_line(
     event[1]["kv_used_tokens"] = -1e9
     async with ClusterView(store, lease_s=60) as view:
         for _ in range(50):
-            await client.publish("ampd:{nonsense}:events", json.dumps(event))
+            await client.publish("ampd:{nonsense}:events", json.dumps(event, separators=(",", ":")))
         await store.publish_worker(WorkerView("w2", Role.DECODE), 60)
         await waiting.until(view.decode)
         assert [worker.worker_id for worker in view.decode()] == ["w2"]
@@ -46,7 +46,7 @@ async def test_a_nonsensical_worker_is_left_out_with_one_line(
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 1
     assert "'w1'" in lines[0]
-    assert "kv_used_tokens is no whole number" in lines[0]
+    assert "Expected `int`, got `float` - at `$[1].kv_used_tokens`" in lines[0]
     await store.close()
 
 

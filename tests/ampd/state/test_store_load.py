@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -66,22 +67,29 @@ async def test_any_session_id_comes_back(cluster: Any, session_id: str) -> None:
     assert [name for name, _ in await store.recent_load()] == [session_id]
 
 
+SOUND = {"sent_s": -2, "kept_tokens": 16, "prompt_tokens": 64, "ended_s": -1, "output_tokens": 8, "is_met": True}
+
+
 @pytest.mark.parametrize(
-    "record",
+    "change",
     [
-        "",
-        "{}",
-        "[1]",
-        '[["a",2,1,16,64,8]]',
-        '[["a",1,2,16,64,8,1]]',  # ends before it begins
-        '[["a",2,1,65,64,8,1]]',
-        '[["a",2,1,-1,64,8,1]]',
-        '[["a",2,NaN,16,64,8,1]]',
-        "[[7,2,1,16,64,8,1]]",
-        '[["a",2,1,16,6.4,8,1]]',
-        f'[["a",2,1,16,64,{10**400},1]]',
+        {"sent_s": None},
+        {"sent_s": -0.5},  # ends before it begins
+        {"ended_s": 0.5},
+        {"ended_s": None},
+        {"kept_tokens": 65},
+        {"kept_tokens": -1},
+        {"prompt_tokens": 64.5},
+        {"output_tokens": 10**400},
     ],
 )
-def test_nonsense_is_refused(record: str) -> None:
+def test_a_nonsensical_round_is_refused(change: dict[str, Any]) -> None:
+    assert len(codec.decode_load(json.dumps([["a", SOUND]]).encode(), 100.0)) == 1
+    with pytest.raises(codec.CodecError):
+        codec.decode_load(json.dumps([["a", SOUND | change]]).encode(), 100.0)
+
+
+@pytest.mark.parametrize("record", [b"", b"{}", b"[1]", b'[["a"]]', b"[[7,{}]]"])
+def test_nonsense_is_refused(record: bytes) -> None:
     with pytest.raises(codec.CodecError):
         codec.decode_load(record, 100.0)

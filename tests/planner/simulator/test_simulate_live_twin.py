@@ -129,7 +129,7 @@ class LiveWorkers:
         first_s = -1.0
         if is_remote:
             ask: Any = message(prompt, session=session, hist=hist, source="decode-0" if hist else None)
-            ask["task"] |= {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
+            ask["task"]["slo"] = {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
             request: PrefillRequest = ask
             async for chunk in prefill.prefill(request):
                 out += chunk["token_ids"]
@@ -141,7 +141,7 @@ class LiveWorkers:
             source="prefill-0" if is_remote else None,
             max_tokens=output - len(out),
         )
-        ask["task"] |= {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
+        ask["task"]["slo"] = {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
         more: GenerateRequest = ask
         async for chunk in decode.generate(more):
             if not out:

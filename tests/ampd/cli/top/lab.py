@@ -43,7 +43,8 @@ texts = st.text(max_size=40) | st.sampled_from(
 counts = st.integers(0, 10**13)
 times_s = st.floats(0, 1e9)
 latencies = st.lists(st.floats(1e-7, 1e5), max_size=5).map(Latencies.of)
-routes = st.dictionaries(st.tuples(st.sampled_from(["local", "remote"]), texts), counts, max_size=6)
+names = st.tuples(st.sampled_from(["local", "remote"]), texts).map(" ".join)
+routes = st.dictionaries(names, counts, max_size=6)
 windows = st.builds(
     ServedWindow,
     length_s=st.just(60.0),

@@ -25,7 +25,7 @@ WORKERS = [
     WorkerView("p1", Role.PREFILL, parallelism=Parallelism(4)),
 ]
 COORDINATOR = CoordinatorView(
-    "c1", SLO, "ampd", window=ServedWindow(span_s=9.0, rounds=4, met=3, routes={("local", "on-time"): 4})
+    "c1", SLO, "ampd", window=ServedWindow(span_s=9.0, rounds=4, met=3, routes={"local on-time": 4})
 )
 
 

@@ -51,7 +51,7 @@ def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str
         met_itl=20,
         output_tokens=4000,
         sessions_bound=2,
-        routes={("local", "on-time"): 15, ("remote", "fewest-late"): 5},
+        routes={"local on-time": 15, "remote fewest-late": 5},
         ttft_initial=Latencies.of([ttft_s]),
         itl=Latencies.of([0.02]),
     )

@@ -24,7 +24,7 @@ WINDOW = ServedWindow(
     met_itl=6,
     output_tokens=600,
     sessions_bound=3,
-    routes={("local", "on-time"): 4, ("remote", "on-time"): 6},
+    routes={"local on-time": 4, "remote on-time": 6},
     ttft_initial=Latencies.of([0.1, 0.3]),
 )
 
@@ -40,7 +40,7 @@ def test_json_holds_all_of_it(seen: dict[str, Any]) -> None:
 
 
 def test_the_windows_of_all_coordinators_add_up() -> None:
-    other = replace(WINDOW, span_s=60.0, routes={("local", "on-time"): 1, ("local", "hopeless"): 9})
+    other = replace(WINDOW, span_s=60.0, routes={"local on-time": 1, "local hopeless": 9})
     window = snapshot([], [coordinator("a"), coordinator("b", other)])["window"]
     assert [window[key] for key in ("rounds", "abandoned", "errors", "sessions_bound")] == [20, 4, 2, 6]
     assert (window["rounds_per_s"], window["output_tokens_per_s"]) == (20 / 60, 1200 / 60)
