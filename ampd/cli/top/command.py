@@ -30,7 +30,7 @@ from ampd.cli.top.snapshot import Row, snapshot_of
 from ampd.errors import RunError, UserError
 from ampd.graph_settings import GraphSettings
 from ampd.perf.model import PerformanceModel
-from ampd.perf.presets import NAMES, load_performance_model, profile_names
+from ampd.perf.presets import load_performance_model, profile_names
 from ampd.settings import Settings, parse_settings
 from ampd.state import open_store
 from ampd.state.redis_connection import without_secrets
@@ -52,8 +52,8 @@ class TopSettings(Settings):
     )
     state_url: str | None = Field(
         None,
-        description="The graph's shared state: redis://, rediss:// (TLS) or unix://, credentials in it; default: the "
-        f"`ampd serve` that runs on this machine, else {GraphSettings.model_fields['state_url'].default}.",
+        description="The graph's shared state; default: that of the "
+        f"`ampd serve` found here, else {GraphSettings.model_fields['state_url'].default}.",
     )
     interval_s: float = Field(1.0, ge=0.1, description="Seconds between two reads.")
     once: bool = Field(False, description="Read once, print and end.")
@@ -64,7 +64,7 @@ class TopSettings(Settings):
     )
     perf: str | None = Field(
         None,
-        description=f"Performance model, to predict the waiting time of each queue: {NAMES}; default: that of the "
+        description="Performance model, to predict the waiting time of each queue; default: that of the "
         "`ampd serve` found here, else none.",
     )
 

@@ -66,42 +66,30 @@ class PredictiveRouting(Expectations):
     """Prefill where the round is predicted to end first, among the workers where it makes no other round late.
 
     Reads: queue, held tokens of the session, shared prefixes and longest context of every prefill worker; queue,
-    decode batch and its context, windowed ITL of the session's decode worker and of mixed workers; the round's SLO; all
-    times of the performance model. No windowed TTFT, because in a burst completed rounds describe the past, and the
-    queues describe the present.
+    decode batch and its context, windowed ITL of the session's decode worker and of mixed workers; the round's SLO;
+    all times of the performance model.
 
     Rule:
 
-    1. Every prefill worker that is not mixed offers a time: work in its queue + reading the history that it lacks + the
-       prefill. The part of the prompt that it holds for other sessions is neither read nor computed. If a worker still
-       has a decode batch, from its time as a decode worker, the prefill takes longer there, as in 2.
-    2. The decode worker offers the time that its batch leaves over for prefills. A step that takes `step` of a target
-       of `itl` leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that
-       much longer. Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows
-       in the measured ITL: from half of the target on, the share shrinks in proportion, to nothing at the target. Below
-       `least_share` the worker offers nothing, except for a short prefill. A prefill elsewhere ends in a pass of its
-       own here, the hand-over, which pauses the batch as long as the shortest prefill. So leaving saves the batch only
-       the rest of the prefill, and `least_share` shrinks to that part: by a half if the prefill takes two such passes.
-       While every other worker is mixed or, just after a change of roles, still has a decode batch, this one offers in
-       any case, with `least_share` of its time at least: leaving would not take the prefill to a worker that is free.
+    1. Every prefill worker that is not mixed offers a time: work in its queue + reading the history that it lacks +
+       the prefill. The part of the prompt that it holds for other sessions is neither read nor computed.
+    2. The decode worker offers the time that its batch leaves over. A step that takes `step` of a target of `itl`
+       leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill. From half of the ITL target on, the
+       measured ITL shrinks this share, to nothing at the target. Below `least_share` the worker offers nothing,
+       except for a short prefill: a prefill elsewhere ends in a pass here (the hand-over) that pauses the batch as
+       long as the shortest prefill, so leaving saves the batch little.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
-       time there, this one included, would have to be given up. The earliest offer without a loss takes the round
-       (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in time goes where
-       it ends first (`hopeless`), and runs there in the time that is left over.
-    4. A mixed worker has a batch of its own, which stays. A prefill that leaves for it pauses that batch instead of the
-       owner's, and the owner's for the hand-over. So mixed workers are asked only if a round becomes late in 3, and
-       would become late at the owner even if its batch took no more time than the model says. They offer times as the
-       decode worker does in 2, without the exception for short prefills, and the earliest offer without a loss takes
-       the round.
+       time there would have to be given up. The earliest offer without a loss takes the round (`on-time`), else the
+       one with the least loss (`fewest-late`). A round that no offer can serve in time goes where it ends first
+       (`hopeless`).
+    4. Mixed workers have a batch of their own to pause. They are asked only if a round becomes late in 3 and at the
+       owner.
 
-    The record holds the best offer of each route that was asked for. Without a prefill worker that can take the prompt:
-    local, `no-prefill-worker`.
+    Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
-    Limits: it is as good as the performance model, and as the views are fresh. Replicas with the same old view choose
-    the same worker, which `spread` softens. It counts on the slicing `slack` and the ordering `on-time`: with whole
-    prefills a local route stalls the batch. Mixed workers alone carry about what co-located ones carry, also where a
-    split of roles would carry more. That a round ends earlier is no reason to leave for a mixed worker, so its TTFT may
-    be longer than it could be, up to its target.
+    Limits: it is as good as the performance model, and as the views are fresh. It counts on the slicing `slack` and
+    the ordering `on-time`: with whole prefills a local route stalls the batch. Mixed workers alone carry about what
+    co-located ones carry, also where a split of roles would carry more.
 
     Example: `--routing predictive`, with `--ordering on-time` and `--slicing slack`
     """
