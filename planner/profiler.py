@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, Protocol, TypeVar
-
-from pydantic import BaseModel, Field
+from typing import Any, Protocol, TypeVar
 
 from ampd.errors import RunError, UserError
 from ampd.perf.fit import fit_decode, fit_prefill, fit_transfer
@@ -148,12 +146,9 @@ class Probe(Protocol):
         ...
 
 
-_Count = Annotated[int, Field(ge=0, le=10**12)]
-_Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class Points(BaseModel):
-    """Medians of the measurements; also a part of a file of points.
+@dataclass(slots=True)
+class Points:
+    """Medians of the measurements, as in a file of points.
 
     Attributes:
         prefill: (history, increment, seconds).
@@ -162,9 +157,9 @@ class Points(BaseModel):
         discarded: measurements of points that the engine did not run as asked.
     """
 
-    prefill: list[tuple[_Count, _Count, _Seconds]]
-    decode: list[tuple[_Count, _Count, _Seconds]]
-    transfer: list[tuple[_Count, _Seconds]]
+    prefill: list[tuple[int, int, float]]
+    decode: list[tuple[int, int, float]]
+    transfer: list[tuple[int, float]]
     discarded: int = 0
 
 

@@ -21,7 +21,6 @@ from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
-from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.settings import has_usual_size, parse_settings
 from ampd.types import WINDOW_S, Moves, Slo
 from planner.case_settings import CaseSettings, provenance_of
@@ -69,9 +68,6 @@ class SimulateSettings(CaseSettings):
         description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
     )
     pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change their roles.")
-    pools_interval_s: float = Field(
-        POOLS_INTERVAL_S, gt=0, description="How often the pools policy is asked, in seconds."
-    )
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )

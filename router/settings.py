@@ -15,7 +15,6 @@ from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.admission import MAX_ROUNDS
-from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.types import Moves
 from ampd.vocabulary import vocabulary_tokens
 from router.targets import TARGET_CAP, TARGET_FLOOR
@@ -72,9 +71,6 @@ class CoordinatorSettings(GraphSettings):
     )
     slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead`.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
-    pools_interval_s: float = Field(
-        POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
-    )
     moves: Moves = Field(
         defaults.MOVES,
         description="Sessions that may move to another worker between two rounds, if that pays: those whose "
@@ -109,9 +105,6 @@ class CoordinatorSettings(GraphSettings):
         None,
         validation_alias=AliasChoices("custom_jinja_template", "dyn_custom_jinja_template"),
         description="Chat template file that replaces the model's own (as in Dynamo).",
-    )
-    context_memory_mib: int = Field(
-        256, ge=1, description="Memory for the last contexts of sessions, which show rewritten prompts."
     )
     max_rounds: int = Field(
         MAX_ROUNDS,

@@ -64,9 +64,6 @@ class ReplaySettings(Settings):
     concurrency: int | None = Field(None, ge=1, description="Most sessions in flight; default: unlimited.")
     timeout: float = Field(600.0, gt=0, description="Seconds after which a round counts as failed.")
     token_ids: str = Field("64:250", description="FIRST:LAST token id of synthetic prompts.")
-    nvext: bool | None = Field(
-        None, description="Use Dynamo's request extensions; default: if a Dynamo frontend answers."
-    )
     json_file: Path | None = Field(None, validation_alias="json", description="Write the result object to this file.")
     records: bool = Field(True, description="Write every round's record to the JSON file, too.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
@@ -115,14 +112,13 @@ async def _replay(
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with Endpoint(settings.url, settings.api_key, settings.timeout) as endpoint:
-        model, dynamo = await endpoint.choose_model(settings.model)
-        nvext = dynamo if settings.nvext is None else settings.nvext
+        model, is_dynamo = await endpoint.choose_model(settings.model)
         prompts = {
             "ids": synthetic_token_ids(8, "probe", tokens.first, tokens.last),
             "text": synthetic_words(8, "probe"),
             "messages": [{"role": "user", "content": synthetic_words(8, "probe")}],
         }
-        dialect = await endpoint.negotiate(model, _api(sessions, settings), nvext, prompts)
+        dialect = await endpoint.negotiate(model, _api(sessions, settings), is_dynamo, prompts)
         print(f"{endpoint.base}: model {model}, {dialect}", file=sys.stderr)
         plan = ReplayPlan(
             model=model,

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from tqdm import tqdm
 
 from ampd.cli.serve.devices import TINY_CPU
@@ -189,7 +190,6 @@ class ProfileSettings(Settings):
     held_out: float = Field(0.2, gt=0, lt=0.6, description="Share of the points that the fit does not see.")
     seed: int = Field(0, description="Seed of prompts, order and held-out points.")
     points: Path | None = Field(None, description="Write the measured points to this file, too (JSON).")
-    refit: Path | None = Field(None, description="Fit the points of such a file again instead of measuring.")
     extend: Path | None = Field(
         None, description="Performance-model file of other tensor-parallel degrees, which the output has, too."
     )
@@ -198,7 +198,7 @@ class ProfileSettings(Settings):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Measure (or read) the points, fit, write the file, print the errors.
+    """Measure the points, fit, write the file, print the errors.
 
     Raises:
         UserError: wrong flags or a model that cannot be used.
@@ -211,28 +211,22 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"--grid: known are {', '.join(Density)} (given: {settings.grid!r})")
     check_writable(settings.output, replaces=True)
     check_writable(settings.points)
-    if settings.refit is not None and settings.points is not None:
-        raise UserError("--points: nothing is measured with --refit, so there are no points to write; leave one out")
-    if settings.engine is EngineName.SGLANG and settings.refit is None and find_spec("sglang") is None:
+    if settings.engine is EngineName.SGLANG and find_spec("sglang") is None:
         raise UserError(
             "--engine sglang: SGLang is not installed: uv pip install --editable '.[sglang]' in AMPD's repository"
         )
     base = None if settings.extend is None else read_profile(settings.extend)
-    if settings.refit is not None:
-        points, engine = _read_points(settings.refit)
-    else:
-        points, engine = asyncio.run(_measured(settings))
-        if settings.points:
-            row = {"points": points.model_dump(mode="json"), "engine": engine.model_dump(mode="json")}
-            settings.points.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-    profile = _fitted(points, engine, settings)
+    points, info, load_before = asyncio.run(_measured(settings))
+    if settings.points:
+        settings.points.write_text(json.dumps(asdict(points), indent=1) + "\n", encoding="utf-8")
+    profile = _fitted(points, info, load_before, settings)
     write_profile(profile if base is None else extended(base, profile), settings.output)
     result = {
         "output": str(settings.output),
         "fit_error": profile.provenance.fit_error,
         "points": {name: len(getattr(points, name)) for name in ("prefill", "decode", "transfer")},
         "discarded": points.discarded,
-        "kv_capacity_tokens": engine.kv_capacity_tokens,
+        "kv_capacity_tokens": info.kv_capacity_tokens,
     }
     print(json.dumps(result, indent=1) if settings.as_json else _text(result, profile))
     return 0
@@ -241,25 +235,8 @@ def run(argv: Sequence[str]) -> int:
 # -- measuring
 
 
-class EngineFacts(BaseModel):
-    """The part `engine` of a file of points: what was measured, where and how."""
-
-    tp: int
-    kv_capacity_tokens: int
-    kv_bytes_per_token: int
-    max_context_tokens: int
-    model: str
-    engine: str
-    machine: str
-    date: datetime.date
-    grid: str
-    repeats: int
-    load_average_before: float
-    threads: str
-    versions: dict[str, str]
-
-
-async def _measured(settings: ProfileSettings) -> tuple[Points, EngineFacts]:
+async def _measured(settings: ProfileSettings) -> tuple[Points, EngineInfo, float]:
+    """The points, the engine, and the load average of the machine before."""
     from planner.profiler import Density, Limits, grid_of, measure
     from workers.engines.base import EngineError
 
@@ -275,7 +252,7 @@ async def _measured(settings: ProfileSettings) -> tuple[Points, EngineFacts]:
             with tqdm(total=total, desc="measuring", unit="point", file=sys.stderr, disable=None, leave=False) as bar:
                 probe = EngineProbe(engine, peer, settings.seed)
                 points = await measure(probe, grid, settings.repeats, settings.seed, bar.update)
-            return points, _facts(info, settings, load_before)
+            return points, info, load_before
     except EngineError as error:
         raise RunError(f"{PROG}: {error}") from None
 
@@ -300,25 +277,6 @@ async def _started(settings: ProfileSettings, stack: AsyncExitStack) -> Engine:
     return engine
 
 
-def _facts(info: EngineInfo, settings: ProfileSettings, load_before: float) -> EngineFacts:
-    packages = ("ampd", "sglang") if settings.engine is EngineName.SGLANG else ("ampd",)
-    return EngineFacts(
-        tp=info.parallelism.tp,
-        kv_capacity_tokens=info.kv_capacity_tokens,
-        kv_bytes_per_token=info.kv_bytes_per_token,
-        max_context_tokens=info.max_context_tokens,
-        model=settings.model,
-        engine=settings.engine,
-        machine=_machine(settings.engine),
-        date=datetime.date.today(),
-        grid=settings.grid,
-        repeats=settings.repeats,
-        load_average_before=round(load_before, 2),
-        threads=os.environ.get("OMP_NUM_THREADS", "default"),
-        versions={name: version(name) for name in packages},
-    )
-
-
 def _machine(engine: EngineName) -> str:
     """The GPU, or the processor if there is none or if the engine leaves it idle."""
     if engine is EngineName.SGLANG:
@@ -332,39 +290,28 @@ def _machine(engine: EngineName) -> str:
 # -- fitting
 
 
-def _read_points(path: Path) -> tuple[Points, EngineFacts]:
-    from planner.profiler import Points
-
-    try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-        return Points.model_validate(row["points"]), EngineFacts.model_validate(row["engine"])
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-    except (KeyError, TypeError, ValueError, RecursionError):
-        raise UserError(f"{path}: not a file of measured points; `{PROG} --points FILE` writes one") from None
-
-
-def _fitted(points: Points, engine: EngineFacts, settings: ProfileSettings) -> PerformanceProfile:
+def _fitted(points: Points, info: EngineInfo, load_before: float, settings: ProfileSettings) -> PerformanceProfile:
     from planner.profiler import fit_profile
 
+    packages = ("ampd", "sglang") if settings.engine is EngineName.SGLANG else ("ampd",)
     assumptions: dict[str, float | str] = {
-        "grid": engine.grid,
-        "repeats": engine.repeats,
+        "grid": settings.grid,
+        "repeats": settings.repeats,
         "points_prefill": len(points.prefill),
         "points_decode": len(points.decode),
         "points_transfer": len(points.transfer),
         "discarded_measurements": points.discarded,
         "held_out_share": settings.held_out,
-        "load_average_before": engine.load_average_before,
-        "threads": engine.threads,
-        **{f"version_{name}": number for name, number in engine.versions.items()},
+        "load_average_before": round(load_before, 2),
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        **{f"version_{name}": version(name) for name in packages},
     }
     provenance = Provenance(
         kind="measured",
-        source=f"ampd profile, engine {engine.engine}",
-        model=engine.model,
-        gpu=engine.machine,
-        date=engine.date,
+        source=f"ampd profile, engine {settings.engine}",
+        model=settings.model,
+        gpu=_machine(settings.engine),
+        date=datetime.date.today(),
         method="Medians over the repeats of every point of a grid, in random order; piecewise alpha-beta curves by "
         "non-negative least squares on relative errors. Prefill: time to the first token of a lone request.",
         assumptions=assumptions,
@@ -372,12 +319,12 @@ def _fitted(points: Points, engine: EngineFacts, settings: ProfileSettings) -> P
     return fit_profile(
         points,
         provenance,
-        engine.tp,
+        info.parallelism.tp,
         settings.held_out,
         settings.seed,
-        kv_capacity_tokens=engine.kv_capacity_tokens,
-        kv_bytes_per_token=engine.kv_bytes_per_token,
-        max_context_tokens=engine.max_context_tokens,
+        kv_capacity_tokens=info.kv_capacity_tokens,
+        kv_bytes_per_token=info.kv_bytes_per_token,
+        max_context_tokens=info.max_context_tokens,
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not
     assert errors["decode_mean"] < 0.03
     assert profile.workers[0].kv_capacity_tokens == 7
     slow = [(n, s * (10 if n == 1024 else 1)) for n, s in points.transfer]
-    broken = points.model_copy(update={"transfer": slow})
+    broken = replace(points, transfer=slow)
     held = [point for point in split(broken.transfer, 0.2, 3)[1] if point[0] == 1024]
     seeds = [seed for seed in range(20) if any(n == 1024 for n, _ in split(broken.transfer, 0.2, seed)[1])]
     assert seeds, held
