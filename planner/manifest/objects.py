@@ -81,22 +81,11 @@ def resources(tp: int, store_gib_per_gpu: float = STORE_GIB_PER_GPU) -> dict[str
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyNames:
-    """The policies of the graph, as written on command lines."""
-
-    routing: str
-    binding: str
-    pools: str
-    ordering: str
-    slicing: str
-
-
-@dataclass(frozen=True, slots=True)
 class Deployment:
     """A layout and how it serves.
 
     Attributes:
-        policies: paths in them are inside the containers.
+        policies: kind -> policy, as written on command lines; paths are inside the containers.
         model_path: folder of the model inside the containers.
         model_name: its name for clients.
         tool_call_parser, reasoning_parser: names of Dynamo's parsers for the model; None: it has none.
@@ -113,7 +102,7 @@ class Deployment:
     model_name: str
     profile: PerformanceProfile
     slo: Slo
-    policies: PolicyNames
+    policies: Mapping[str, str]
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     kv_capacity_tokens: int | None = None
@@ -211,18 +200,13 @@ def main_container(component: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
-    policies = deployment.policies
     main = main_container(component)
     main["args"] = with_flags(
         main["args"],
         {
             "--model": deployment.model_path,
             "--model-name": deployment.model_name,
-            "--routing": policies.routing,
-            "--binding": policies.binding,
-            "--pools": policies.pools,
-            "--ordering": policies.ordering,
-            "--slicing": policies.slicing,
+            **{f"--{kind}": policy for kind, policy in deployment.policies.items()},
             "--dyn-tool-call-parser": deployment.tool_call_parser,
             "--dyn-reasoning-parser": deployment.reasoning_parser,
         },
@@ -253,8 +237,8 @@ def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deploym
             "--model": deployment.model_path,
             "--tp": str(tp),
             "--kv-store-gib": store_gib(tp, deployment.store_gib_per_gpu),
-            "--ordering": deployment.policies.ordering,
-            "--slicing": deployment.policies.slicing,
+            "--ordering": deployment.policies["ordering"],
+            "--slicing": deployment.policies["slicing"],
             "--max-total-tokens": None if tokens is None else str(tokens),
         },
     )

@@ -19,7 +19,7 @@ from ampd.policies.registry import MODULES_VARIABLE
 from planner.layout.explain import shortfall
 from planner.layout.layout import Layout, layout_label
 from planner.manifest.files import base_objects, check_target, is_single_file, write_manifest
-from planner.manifest.objects import STORE_GIB_PER_GPU, Deployment, PolicyNames, deployment_objects
+from planner.manifest.objects import STORE_GIB_PER_GPU, Deployment, deployment_objects
 from planner.plan_settings import PlanSettings
 from workloads.results import local_share
 
@@ -161,7 +161,13 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         model_name=path.name,
         profile=model.profile,
         slo=settings.slo,
-        policies=PolicyNames(settings.routing, defaults.BINDING, defaults.POOLS, settings.ordering, settings.slicing),
+        policies={
+            "routing": settings.routing,
+            "binding": defaults.BINDING,
+            "pools": defaults.POOLS,
+            "ordering": settings.ordering,
+            "slicing": settings.slicing,
+        },
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,
@@ -216,7 +222,7 @@ def _warnings(deployment: Deployment, planned: Mapping[str, Any]) -> list[str]:
         )
     if deployment.policy_modules:
         notes.append(f"the image must hold {deployment.policy_modules} ({MODULES_VARIABLE})")
-    for policy in (deployment.policies.routing, deployment.policies.ordering, deployment.policies.slicing):
+    for policy in deployment.policies.values():
         name, parameters = parse_named(policy)
         files = [value for value in parameters.values() if isinstance(value, str) and Path(value).is_file()]
         notes += [f"the image must hold {file}, which the policy {name} reads" for file in files]

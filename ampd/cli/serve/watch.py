@@ -19,39 +19,6 @@ from ampd.errors import RunError
 from ampd.policies.registry import POOLS
 from ampd.supervised_task import SupervisedTask
 
-# -- when a process of a graph that has ended by itself starts again
-
-FIRST_PAUSE_S = 0.5
-"""Each further one is twice as long."""
-MOST = 5
-"""Restarts one after the other."""
-LASTING_S = 60.0
-"""A process that ran for so long had started well."""
-
-
-class Restarts:
-    """Counts the ends of one process, and gives it up if it keeps ending soon after its start.
-
-    Args:
-        started_s: when it started.
-    """
-
-    def __init__(self, started_s: float) -> None:
-        self._started_s = started_s
-        self._count = 0
-
-    def pause_s(self, ended_s: float) -> float | None:
-        """The pause before the process starts again, which ended at this time; None: it does not start again."""
-        if ended_s - self._started_s >= LASTING_S:
-            self._count = 0
-        if self._count >= MOST:
-            return None
-        pause_s = FIRST_PAUSE_S * 2.0**self._count
-        self._count += 1
-        self._started_s = ended_s + pause_s
-        return pause_s
-
-
 # -- Ends processes of a local graph that hang, as the liveness probes of the manifests do.
 #
 # A process that was stopped keeps its connections open, so that neither the frontend nor the other coordinators notice.
@@ -120,6 +87,10 @@ class LivenessProbe:
 # -- watches a graph that serves: reports processes that end, starts the frontend again, and fails when nothing serves
 
 _WATCH_S = 0.5
+_PAUSE_S = 1.0
+"""Before the frontend starts again."""
+MOST_ENDS, _ENDS_WITHIN_S = 5, 300.0
+"""A frontend that ends more often within this time is given up."""
 
 
 class GraphWatch:
@@ -142,7 +113,7 @@ class GraphWatch:
         self._progress = progress
         self._loop = asyncio.get_running_loop()
         self._reported: set[str] = set()
-        self._restarts = Restarts(self._loop.time())
+        self._frontend_ends_s: list[float] = []
         self._frontend_due_s: float | None = None
 
     async def until(self, stopped: asyncio.Event) -> None:
@@ -180,11 +151,13 @@ class GraphWatch:
     def _frontend_ended(self) -> str:
         """Arrange for the frontend's next start; what happens next, in words."""
         now_s = self._loop.time()
-        pause_s = self._restarts.pause_s(now_s)
-        if pause_s is None:
-            return "; it does not start again, because it has ended soon after each start"
-        self._frontend_due_s = now_s + pause_s
-        return f"; it starts again in {pause_s:g} s"
+        self._frontend_ends_s = [*(end_s for end_s in self._frontend_ends_s if end_s > now_s - _ENDS_WITHIN_S), now_s]
+        if len(self._frontend_ends_s) > MOST_ENDS:
+            return (
+                f"; it does not start again, because it has ended {len(self._frontend_ends_s)} times soon after a start"
+            )
+        self._frontend_due_s = now_s + _PAUSE_S
+        return f"; it starts again in {_PAUSE_S:g} s"
 
 
 def lost_part(settings: ServeSettings, ended: Collection[str]) -> str | None:
