@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -52,32 +52,23 @@ Object = dict[str, Any]
 
 
 def base_objects() -> list[Object]:
-    """The base's objects, ConfigMaps first. Each call returns new objects."""
-    return rendered(Path(str(files("k8s"))) / "base")
-
-
-def rendered(folder: Path) -> list[Object]:
-    """The output of `kubectl kustomize FOLDER` for a folder like the base, without hashes in the names of ConfigMaps."""
+    """The output of `kubectl kustomize k8s/base` without hashes in the names of ConfigMaps, which come first."""
+    folder = Path(str(files("k8s"))) / "base"
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    objects = [*_config_maps(folder, kustomization)]
+    objects = [_generated(folder, generator) for generator in kustomization["configMapGenerator"]]
     for name in kustomization["resources"]:
         objects += filter(None, yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
-    for entry in kustomization.get("labels", ()):
-        for manifest in objects:
-            manifest["metadata"]["labels"] = {**manifest["metadata"].get("labels", {}), **entry["pairs"]}
+    for manifest in objects:
+        labels = manifest["metadata"].setdefault("labels", {})
+        for entry in kustomization["labels"]:
+            labels |= entry["pairs"]
     return objects
 
 
-def _config_maps(folder: Path, kustomization: Mapping[str, Any]) -> Iterator[Object]:
-    for generator in kustomization.get("configMapGenerator", ()):
-        data = {}
-        for entry in generator.get("files", ()):
-            key, _, path = entry.rpartition("=")
-            data[key or Path(path).name] = (folder / path).read_text(encoding="utf-8")
-        for entry in generator.get("literals", ()):
-            key, _, value = entry.partition("=")
-            data[key] = value
-        yield config_map(generator["name"], data)
+def _generated(folder: Path, generator: Mapping[str, Any]) -> Object:
+    sources = [entry.rpartition("=") for entry in generator.get("files", ())]
+    data = {key or Path(path).name: (folder / path).read_text(encoding="utf-8") for key, _, path in sources}
+    return config_map(generator["name"], data | dict(entry.split("=", 1) for entry in generator.get("literals", ())))
 
 
 def config_map(name: str, data: Mapping[str, str]) -> Object:
