@@ -52,15 +52,19 @@ Object = dict[str, Any]
 
 
 def base_objects() -> list[Object]:
-    """The output of `kubectl kustomize k8s/base` without hashes in the names of ConfigMaps, which come first."""
-    folder = Path(str(files("k8s"))) / "base"
+    """The objects of `k8s/base`."""
+    return rendered(Path(str(files("k8s"))) / "base")
+
+
+def rendered(folder: Path) -> list[Object]:
+    """The output of `kubectl kustomize FOLDER` without hashes in the names of ConfigMaps, which come first."""
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
-    objects = [_generated(folder, generator) for generator in kustomization["configMapGenerator"]]
+    objects = [_generated(folder, generator) for generator in kustomization.get("configMapGenerator", ())]
     for name in kustomization["resources"]:
         objects += filter(None, yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
     for manifest in objects:
         labels = manifest["metadata"].setdefault("labels", {})
-        for entry in kustomization["labels"]:
+        for entry in kustomization.get("labels", ()):
             labels |= entry["pairs"]
     return objects
 
