@@ -25,7 +25,6 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.serve.demo import ampd_command, running_graph
 from ampd.cli.serve.devices import worker_environments
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
@@ -34,6 +33,7 @@ from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
+from tools.demo import ampd_command, running_graph
 from workloads.retime import retime
 from workloads.trace import Round, Session, load_trace, write_trace
 

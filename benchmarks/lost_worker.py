@@ -27,7 +27,6 @@ from typing import Any
 import httpx
 import psutil
 
-from ampd.cli.serve.demo import ampd_command, running_graph
 from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
@@ -37,6 +36,7 @@ from benchmarks import markdown_table
 from benchmarks.fidelity import scaled
 from benchmarks.live_policies import slowed
 from benchmarks.metrics_agreement import scrape
+from tools.demo import ampd_command, running_graph
 from workloads.retime import retime
 from workloads.trace import load_trace, write_trace
 

@@ -27,12 +27,12 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
-from ampd.cli.serve.demo import running_graph
 from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.errors import RunError
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import Metric
 from ampd.types import Slo
+from tools.demo import running_graph
 from workloads.endpoint import Endpoint
 from workloads.history import SAFE_TOKENS, synthetic_token_ids
 from workloads.replay import ReplayPlan, replay

@@ -33,9 +33,9 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.serve.demo import ampd_command
 from benchmarks.policies.settings import PAPER_GPUS, PAPER_SLOS_MS
 from planner.layout.layout import layout_label
+from tools.demo import ampd_command
 from workloads.trace import write_trace
 from workloads.trace_command import Lengths, generate
 
