@@ -34,8 +34,7 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
 from tools.demo import ampd_command, running_graph
-from workloads.retime import retime
-from workloads.trace import Round, Session, load_trace, write_trace
+from workloads.trace import Round, Session, load_trace, retime, write_trace
 
 _TP1 = Parallelism(1)
 _SEEDS = count(1)

@@ -55,8 +55,7 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import SimulationOptions
 from planner.simulator.simulate import simulate
 from tools.demo import ampd_command, running_graph
-from workloads.retime import retime
-from workloads.trace import Session, load_trace, write_trace
+from workloads.trace import Session, load_trace, retime, write_trace
 
 CONTESTANTS = {
     each.label: each

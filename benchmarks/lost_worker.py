@@ -37,8 +37,7 @@ from benchmarks.fidelity import scaled
 from benchmarks.live_policies import slowed
 from benchmarks.metrics_agreement import scrape
 from tools.demo import ampd_command, running_graph
-from workloads.retime import retime
-from workloads.trace import load_trace, write_trace
+from workloads.trace import load_trace, retime, write_trace
 
 SOON_S = 15.0
 SPANS = ("before", "soon", "later")

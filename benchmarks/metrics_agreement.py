@@ -35,10 +35,9 @@ from ampd.types import Slo
 from tools.demo import running_graph
 from workloads.endpoint import Endpoint
 from workloads.history import SAFE_TOKENS, synthetic_token_ids
-from workloads.replay import ReplayPlan, replay
+from workloads.replay_command import ReplayPlan, replay
 from workloads.results import RoundRecord, summarise
-from workloads.retime import retime
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, retime
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

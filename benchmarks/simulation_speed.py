@@ -47,8 +47,7 @@ from benchmarks.circumstances import circumstances, in_words
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Session, load_trace, shipped_traces, write_trace
+from workloads.trace import Session, load_trace, retime, shipped_traces, write_trace
 from workloads.trace_command import Lengths, generate
 
 _ROOT = Path(__file__).parents[1]

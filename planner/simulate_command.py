@@ -31,8 +31,7 @@ from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
-from workloads.retime import retime
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, retime
 
 PROG = "ampd simulate"
 

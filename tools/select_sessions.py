@@ -22,8 +22,7 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
-from workloads.retime import retime
-from workloads.trace import Session, load_trace, write_trace
+from workloads.trace import Session, load_trace, retime, write_trace
 
 FEWEST_ROUNDS = 3
 """Shorter sessions are left out."""

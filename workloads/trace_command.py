@@ -22,9 +22,8 @@ from pydantic_settings import CliPositionalArg
 from ampd.errors import UserError
 from ampd.settings import Settings, parse_settings
 from workloads.formats import LoadOptions, formats, load_sessions
-from workloads.retime import poisson_arrivals
 from workloads.tokencount import load_counter
-from workloads.trace import Round, Session, shipped_traces, stream_trace, write_trace
+from workloads.trace import Round, Session, poisson_arrivals, shipped_traces, stream_trace, write_trace
 
 # -- statistics of a trace: sessions, rounds, tokens, gaps and rewrites, with percentiles
 

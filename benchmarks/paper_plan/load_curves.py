@@ -22,8 +22,7 @@ from planner.layout.demand import mean_stay
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Session
+from workloads.trace import Session, retime
 
 Phase = Literal["prefill", "decode"]
 

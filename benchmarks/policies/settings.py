@@ -10,8 +10,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
-from workloads.retime import retime
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, retime
 from workloads.trace_command import WORKLOADS, Lengths, generate
 
 PAPER_GPUS = {"toolbench": 8, "gaia": 32, "hotpotqa": 8, "dureader": 16}

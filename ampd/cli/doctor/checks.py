@@ -25,8 +25,8 @@ from ampd.cli.serve.devices import FoundGpu, default_perf
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName
 from ampd.errors import UserError, one_line_of, without_credentials
 from ampd.model_folder import check_model_folder
-from ampd.perf.gpus import MEMORY_SHARE
 from ampd.perf.presets import load_performance_model
+from ampd.perf.roofline import MEMORY_SHARE
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import RedisConnection, without_secrets

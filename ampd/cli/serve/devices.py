@@ -14,8 +14,8 @@ from pathlib import Path
 
 from ampd.cli.serve.settings import TINY
 from ampd.errors import UserError
-from ampd.perf.gpus import GPUS, preset_of
 from ampd.perf.presets import load_performance_model
+from ampd.perf.roofline import GPUS, preset_of
 
 # -- finds the GPUs of this machine, and divides them or the CPU cores among the workers of a local graph
 
