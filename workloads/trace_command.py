@@ -21,7 +21,7 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
 from ampd.settings import Settings, parse_settings
-from workloads.formats import LoadOptions, formats, load_sessions
+from workloads.formats import FORMATS, LoadOptions, load_sessions
 from workloads.tokencount import load_counter
 from workloads.trace import Round, Session, poisson_arrivals, shipped_traces, stream_trace, write_trace
 
@@ -258,7 +258,7 @@ def _split(total: int, shares: list[float], rng: random.Random) -> list[int]:
 class ConvertSettings(Settings):
     """Convert a trace of another format (`ampd trace formats` lists them) to ours."""
 
-    known_names: ClassVar = {"format": formats}
+    known_names: ClassVar = {"format": lambda: FORMATS}
 
     format: CliPositionalArg[str] = Field(description="Name of the source format.")
     source: CliPositionalArg[Path] = Field(description="File or folder to read; .gz is unpacked.")
@@ -371,8 +371,8 @@ def _stats(argv: Sequence[str]) -> None:
 
 def _formats(argv: Sequence[str]) -> None:
     del argv
-    for name, known in formats().items():
-        print(f"{name:18} {known.summary}")
+    for name, (summary, _) in FORMATS.items():
+        print(f"{name:18} {summary}")
 
 
 def _list(argv: Sequence[str]) -> None:

@@ -21,7 +21,6 @@ from workloads.formats.loader import (
     only_file,
     read_json,
     read_json_lines,
-    register,
     rounds_of,
     rows_by_session,
     seconds_of,
@@ -35,7 +34,6 @@ from workloads.trace import Session
 _INPUT_EVENTS = ("user_message", "tool_result")
 
 
-@register("tracelab", "TraceLab round tables (round_trace.jsonl; recorded tool and user times)")
 def load_tracelab(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `session_id`. A release has several tables of the same sessions, so a folder may hold one.
 
@@ -104,7 +102,6 @@ class _Span:
     attributes: dict[str, Any]
 
 
-@register("trail", "TRAIL / OpenInference spans (LLM and TOOL spans, recorded times)")
 def load_trail(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each agent of each trace. An agent that is called by another has its own context.
 
@@ -222,9 +219,6 @@ def _duration_s(value: Any, where: str) -> float:
 DEFAULT_BLOCK_TOKENS = 64
 
 
-@register(
-    "kv-cache-tester", "kv-cache-tester traces (coding agents; real gaps; arrivals 0: each file starts at its own 0)"
-)
 def load_kv_cache_tester(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session per file, and one per nested sub-agent, which has its own context."""
     for file in source_files(path, ".json"):

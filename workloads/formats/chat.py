@@ -19,7 +19,6 @@ from workloads.formats.loader import (
     file_stem,
     read_json,
     read_json_lines,
-    register,
     source_files,
     timestamp_s,
 )
@@ -173,7 +172,6 @@ def _hashes(messages: Sequence[str]) -> list[int]:
     return list(accumulate(messages, lambda before, words: hash((before, words)), initial=0))[1:]
 
 
-@register("openai-messages", "OpenAI messages as JSON lines (conversations, or requests)")
 def load_openai(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session per conversation, and one per session id of logged requests.
 
@@ -280,7 +278,6 @@ def _answer(row: dict[str, Any], where: str) -> str | None:
 # -- tau-bench results: `[{task_id, trial, traj: [messages]}]`; every assistant message is one round
 
 
-@register("tau-bench", "tau-bench trajectories (messages; no times: every gap and arrival is 0)")
 def load_tau_bench(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session per trajectory. Tool schemas are not in the files, so the prompts lack them."""
     files = source_files(path, ".json")
@@ -316,7 +313,6 @@ def _turns(messages: list[Any], where: str) -> list[ChatCall]:
 # -- toolBench answers: `answer/*.json`, whose `answer_generation.train_messages` are the model calls of one run
 
 
-@register("toolbench", "ToolBench answer files (messages; no times: every gap and arrival is 0)")
 def load_toolbench(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session per file. The prompt of a call is the function schemas and all its messages but the last."""
     for file in source_files(path, ".json"):

@@ -20,7 +20,6 @@ from workloads.formats.loader import (
     file_stem,
     only_file,
     read_json_lines,
-    register,
     rounds_of,
     rows_by_session,
     seconds_of,
@@ -34,7 +33,6 @@ from workloads.trace import MAX_TOKENS, Round, Session, SharedPrefix, open_text
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-@register("azure", "Azure LLM 2023/2024 CSV (single requests; real arrivals)")
 def load_azure(path: Path, options: LoadOptions) -> Iterator[Session]:
     """Every row is a session of one round; arrivals count from the first row. Several files are several traces."""
     file = only_file(path, ".csv")
@@ -86,7 +84,6 @@ class _Request:
     call: Call
 
 
-@register("dynamo", "Dynamo request traces (request_end records; sessions by agent_context)")
 def load_dynamo(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `agent_context.session_id`; a request without one stands alone.
 
@@ -149,7 +146,6 @@ Block = int | str
 _COUNTS = ("input_length", "output_length")
 
 
-@register("mooncake", "Mooncake JSONL with whole prompts; rows of one session_id are its rounds, others stand alone")
 def load_mooncake(path: Path, options: LoadOptions) -> Iterator[Session]:
     """Whole prompts: `hash_ids` (one per 512 tokens) show how much of the previous prompt a round keeps.
 
@@ -183,7 +179,6 @@ def load_mooncake(path: Path, options: LoadOptions) -> Iterator[Session]:
         )
 
 
-@register("mooncake-delta", "Mooncake JSONL whose later rows hold only what a round adds (Dynamo's delta variant)")
 def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
     """`input_length` of a session's later rows is the increment; nothing is ever rewritten.
 
@@ -208,7 +203,6 @@ def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
         )
 
 
-@register("agentic-mooncake", "Dynamo's agentic Mooncake JSONL (wait_for, delay, tool_wait_ms)")
 def load_agentic(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `session_id`, its rows in the order of their timestamps.
 

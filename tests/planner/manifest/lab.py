@@ -19,7 +19,7 @@ from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.layout.layout import Layout
 from planner.manifest.files import base_objects
-from planner.manifest.objects import Deployment, deployment_objects
+from planner.manifest.planned import Deployment, deployment_objects
 
 Object = dict[str, Any]
 MARKER = "read-by"
