@@ -19,9 +19,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from pydantic import Field
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
-from rich.text import Text
 
 from ampd.cli.serve.local_graphs import LocalGraph, local_graphs
 from ampd.cli.serve.settings import EMBEDDED
@@ -210,54 +209,22 @@ async def print_each(read: Read, interval_s: float, stopped: asyncio.Event, *, a
             await asyncio.wait_for(stopped.wait(), interval_s)
 
 
-async def show_each(read: Read, interval_s: float, stopped: asyncio.Event) -> None:
+async def show_each(read: Read, interval_s: float, stopped: asyncio.Event, first: Row) -> None:
     """Fill the terminal with one snapshot after another.
 
     While the shared state is lost, the last snapshot stays on the screen with the reason.
     """
-    console, loop, page = Console(), asyncio.get_running_loop(), _Page()
+    console, snapshot, page = Console(), first, first
     with _quit_keys(stopped), Live(console=console, screen=True, auto_refresh=False) as live:
-
-        def draw() -> None:
-            live.update(page.content(console.width, console.height), refresh=True)
-
-        loop.add_signal_handler(signal.SIGWINCH, draw)
-        updates = asyncio.create_task(_update(page, read, interval_s, draw))
-        updates.add_done_callback(lambda _: stopped.set())
-        try:
-            await stopped.wait()
-        finally:
-            loop.remove_signal_handler(signal.SIGWINCH)
-            updates.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await updates
-
-
-class _Page:
-    """The last snapshot that could be read, and the problem since then if there is one."""
-
-    def __init__(self) -> None:
-        self.snapshot: Row | None = None
-        self.problem = ""
-
-    def content(self, width: int, height: int) -> RenderableType:
-        snapshot = self.snapshot
-        if snapshot is None:
-            return Text(self.problem or "connecting ...")
-        if self.problem:
-            note = f"as of {snapshot['taken_at']}: {self.problem}"
-            snapshot = {**snapshot, "notes": [note, *snapshot["notes"]]}
-        return screen(snapshot, width, height, _HINT)
-
-
-async def _update(page: _Page, read: Read, interval_s: float, draw: Callable[[], None]) -> None:
-    while True:
-        try:
-            page.snapshot, page.problem = await read(), ""
-        except StateUnavailableError as error:
-            page.problem = str(error)
-        draw()
-        await asyncio.sleep(interval_s)
+        while not stopped.is_set():
+            live.update(screen(page, console.width, console.height, _HINT), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), interval_s)
+            try:
+                page = snapshot = await read()
+            except StateUnavailableError as error:
+                note = f"as of {snapshot['taken_at']}: {error}"
+                page = {**snapshot, "notes": [note, *snapshot["notes"]]}
 
 
 @contextlib.contextmanager
@@ -321,6 +288,6 @@ async def _run(settings: TopSettings, target: Target) -> None:
             if settings.as_json or not sys.stdout.isatty():
                 await print_each(collector.read, settings.interval_s, stopped, as_json=settings.as_json)
             else:
-                await show_each(collector.read, settings.interval_s, stopped)
+                await show_each(collector.read, settings.interval_s, stopped, first)
     finally:
         await collector.close()
