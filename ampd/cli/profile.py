@@ -19,7 +19,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import uuid4
 
 from pydantic import Field
@@ -35,7 +35,9 @@ from ampd.perf.profile import PerformanceProfile, Provenance, read_profile, writ
 from ampd.settings import Settings, parse_settings
 from ampd.tiny_model import tiny_model_path
 from ampd.wire import KvReply, KvRequest
-from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest
+from planner.profiler import Density, Limits, Points, extended, fit_profile, grid_of, measure
+from workers.engines import create_engine, performance_model, settings_model
+from workers.engines.base import Engine, EngineError, EngineInfo, EngineOutput, EngineRequest
 
 # -- runs prefills, decode batches and KV moves on an engine, and times them
 
@@ -170,10 +172,6 @@ def _name() -> str:
 
 # -- `ampd profile`: measures an engine of `workers` and fits a performance model with the profiler of `planner`
 
-if TYPE_CHECKING:
-    from planner.profiler import Points
-    from workers.engines.base import Engine, EngineInfo
-
 PROG = "ampd profile"
 
 
@@ -184,7 +182,7 @@ class ProfileSettings(Settings):
     engine: EngineName = Field(EngineName.SGLANG, description="Engine to measure.")
     model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`.")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of the replica.")
-    grid: str = Field("normal", description="Number of points: quick, normal or full.")
+    grid: Density = Field(Density.NORMAL, description="Number of points.")
     max_tokens: int | None = Field(None, ge=32, description="Leave out longer contexts.")
     repeats: int = Field(3, ge=1, description="Measurements of each point, after one that only warms up.")
     held_out: float = Field(0.2, gt=0, lt=0.6, description="Share of the points that the fit does not see.")
@@ -204,11 +202,7 @@ def run(argv: Sequence[str]) -> int:
         UserError: wrong flags or a model that cannot be used.
         RunError: the engine failed.
     """
-    from planner.profiler import Density, extended
-
     settings = parse_settings(ProfileSettings, argv, PROG)
-    if settings.grid not in set(Density):
-        raise UserError(f"--grid: known are {', '.join(Density)} (given: {settings.grid!r})")
     check_writable(settings.output, replaces=True)
     check_writable(settings.points)
     if settings.engine is EngineName.SGLANG and find_spec("sglang") is None:
@@ -237,16 +231,13 @@ def run(argv: Sequence[str]) -> int:
 
 async def _measured(settings: ProfileSettings) -> tuple[Points, EngineInfo, float]:
     """The points, the engine, and the load average of the machine before."""
-    from planner.profiler import Density, Limits, grid_of, measure
-    from workers.engines.base import EngineError
-
     try:
         async with AsyncExitStack() as stack:
             # The second engine is not measured. It only serves KV to the first.
             engine, peer = [await _started(settings, stack) for _ in range(2)]
             info = engine.info
             limits = Limits(info.max_context_tokens, info.kv_capacity_tokens, info.page_size_tokens)
-            grid = grid_of(Density(settings.grid), limits, settings.max_tokens)
+            grid = grid_of(settings.grid, limits, settings.max_tokens)
             load_before = os.getloadavg()[0]
             total = (settings.repeats + 1) * len(grid)
             with tqdm(total=total, desc="measuring", unit="point", file=sys.stderr, disable=None, leave=False) as bar:
@@ -258,8 +249,6 @@ async def _measured(settings: ProfileSettings) -> tuple[Points, EngineInfo, floa
 
 
 async def _started(settings: ProfileSettings, stack: AsyncExitStack) -> Engine:
-    from workers.engines import create_engine, performance_model, settings_model
-
     folder = str(tiny_model_path()) if settings.model == TINY else str(check_model_folder(Path(settings.model), PROG))
     flags = ["--role", "prefill", "--engine", settings.engine, "--model", folder, "--tp", str(settings.tp)]
     flags += ["--perf", TINY_CPU] if settings.model == TINY else []
@@ -291,8 +280,6 @@ def _machine(engine: EngineName) -> str:
 
 
 def _fitted(points: Points, info: EngineInfo, load_before: float, settings: ProfileSettings) -> PerformanceProfile:
-    from planner.profiler import fit_profile
-
     packages = ("ampd", "sglang") if settings.engine is EngineName.SGLANG else ("ampd",)
     assumptions: dict[str, float | str] = {
         "grid": settings.grid,

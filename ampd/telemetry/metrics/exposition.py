@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ampd.telemetry.metrics.names import METRICS, OTHER, PREFIX, Kind, Metric, Process
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric as Family
+
 # -- Counters and histograms as plain numbers: cheap enough to update within a round's own task.
 #
-# `prometheus_client` only formats them (`ampd.telemetry.metrics.exposition`). Its own counters take their storage from
+# `prometheus_client` only formats them. Its own counters take their storage from
 # the environment at import, which SGLang changes when it starts, and a lock at each use.
 
 _WORD = re.compile(r"[a-z]+(?:-[a-z]+)*")
@@ -83,9 +86,6 @@ class Histogram:
         counts = self._counts[labels] = [0] * (len(self._bounds) + 1)
         return counts
 
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric as Family
 
 log = logging.getLogger(__name__)
 _READ_TIMEOUT_S = 1.0
