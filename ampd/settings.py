@@ -128,6 +128,24 @@ def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> Se
         raise UserError(f"{prog}: {one_line_of(error)}") from None
 
 
+def run_subcommand(
+    prog: str, usage: str, commands: Mapping[str, Callable[[Sequence[str]], None]], argv: Sequence[str]
+) -> int:
+    """Run the sub-command that `argv` begins with, or print the usage; 0.
+
+    Raises:
+        UserError: there is none of this name; the known ones are listed.
+    """
+    if argv and argv[0] in ("-h", "--help"):
+        print(usage)
+        return 0
+    if not argv or argv[0] not in commands:
+        given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
+        raise UserError(f"{prog}: {given}; known: {', '.join(commands)}")
+    commands[argv[0]](argv[1:])
+    return 0
+
+
 def is_secret(field: FieldInfo) -> bool:
     """Whether a field is to be set by its variable only."""
     return CLI_SUPPRESS in field.metadata

@@ -6,10 +6,9 @@ import gzip
 import heapq
 import json
 import random
-import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, Self
@@ -18,29 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ampd.documents import first_problem, replacing
 from ampd.errors import UserError
-
-# -- the progress of reading a large file, on stderr
-
-LARGE_BYTES = 32 << 20
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[Callable[[int], object]]:
-    """A bar while the block reads a large file, if stderr is a terminal. The block reports the characters it has read.
-
-    For a file that is unpacked while it is read, the bar has no end, because its unpacked size is not known.
-    """
-    size_bytes = path.stat().st_size
-    if size_bytes < LARGE_BYTES or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    # It takes longer to load than most traces.
-    from tqdm import tqdm
-
-    total = None if path.suffix == ".gz" else size_bytes
-    with tqdm(total=total, desc=f"reading {path.name}", unit="B", unit_scale=True, leave=False) as bar:
-        yield bar.update
-
 
 SHIPPED_SUFFIX = ".jsonl"
 
@@ -276,9 +252,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         UserError: the file cannot be read, a line is longer than 64 Mi characters, or `.gz` unpacks to more than 1 Gi.
     """
-    with open_text(path) as stream, reading(path) as report:
+    with open_text(path) as stream:
         for number, line in enumerate(_decoded(stream, path), start=1):
-            report(len(line))
             if line.strip():
                 yield number, line
 

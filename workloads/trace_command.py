@@ -20,7 +20,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
-from ampd.settings import Settings, parse_settings
+from ampd.settings import Settings, parse_settings, run_subcommand
 from workloads.formats import FORMATS, LoadOptions, load_sessions
 from workloads.tokencount import load_counter
 from workloads.trace import Round, Session, poisson_arrivals, shipped_traces, stream_trace, write_trace
@@ -309,14 +309,7 @@ def run(argv: Sequence[str]) -> int:
         "formats": _formats,
         "list": _list,
     }
-    if argv and argv[0] in ("-h", "--help"):
-        print(_HELP)
-        return 0
-    if not argv or argv[0] not in commands:
-        given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
-        raise UserError(f"ampd trace: {given}; known: {', '.join(commands)}")
-    commands[argv[0]](argv[1:])
-    return 0
+    return run_subcommand("ampd trace", _HELP, commands, argv)
 
 
 _HELP = """usage: ampd trace COMMAND ...

@@ -15,7 +15,7 @@ from pydantic_settings import CliPositionalArg
 from ampd.cli.serve.local_graphs import local_graphs
 from ampd.cli.top.render import printable
 from ampd.errors import RunError, UserError
-from ampd.settings import Settings, parse_settings
+from ampd.settings import Settings, parse_settings, run_subcommand
 from ampd.telemetry.metrics.system import PORT_VARIABLE
 from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
@@ -116,14 +116,7 @@ def run(argv: Sequence[str]) -> int:
         RunError: the coordinator refused.
     """
     commands: dict[str, Callable[[Sequence[str]], None]] = {"list": _list, "show": _show, "end": _end}
-    if argv and argv[0] in ("-h", "--help"):
-        print(_HELP)
-        return 0
-    if not argv or argv[0] not in commands:
-        given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
-        raise UserError(f"{PROG}: {given}; known: {', '.join(commands)}")
-    commands[argv[0]](argv[1:])
-    return 0
+    return run_subcommand(PROG, _HELP, commands, argv)
 
 
 def _list(argv: Sequence[str]) -> None:

@@ -27,8 +27,6 @@ from ampd.perf.profile import (
     TransferCurve,
 )
 
-# -- presets of GPUs in their usual servers: published peaks, assumptions about the network, and the memory for KV
-
 # -- presets of GPUs in their usual servers: published peaks, and assumptions about the network
 
 _MIB = 2**20

@@ -27,8 +27,6 @@ from planner.manifest.files import Object, base_objects, check_target, config_ma
 from planner.plan_settings import PlanSettings
 from workloads.results import local_share
 
-# -- the objects of a planned deployment: those of the base, with the graph and the performance model replaced. Pure
-
 # -- flags and environment in a manifest. Each flag is one argument, `--name=value`, as in the base
 
 
@@ -258,8 +256,6 @@ def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deploym
     main["resources"] = resources(tp, deployment.store_gib_per_gpu)
     return component
 
-
-# -- from a finished plan to its manifest
 
 # -- a plan's inputs and expectations as annotations, to compare with the figures of the running graph
 

@@ -29,7 +29,7 @@ from workloads.formats.loader import (
 )
 from workloads.trace import Session
 
-# -- traceLab: coding-agent rounds with token counts and the wall time of every tool
+# -- TraceLab: coding-agent rounds with token counts and the wall time of every tool
 
 _INPUT_EVENTS = ("user_message", "tool_result")
 
@@ -87,7 +87,7 @@ def _last_event_s(where: str, row: dict[str, Any], *, inputs: bool) -> float | N
     return max(times, default=None)
 
 
-# -- tRAIL and other OpenInference traces: nested spans of an agent run; one LLM span is one round
+# -- TRAIL and other OpenInference traces: nested spans of an agent run; one LLM span is one round
 
 _KIND = "openinference.span.kind"
 _MESSAGE_KEY = re.compile(r"llm\.input_messages\.(\d+)\.message\.(.+)")

@@ -121,7 +121,7 @@ def _call_words(call: dict[str, Any]) -> str:
     return f"{call.get('name') or ''} {words}"
 
 
-# -- openAI message logs as JSON lines: whole conversations, or requests with their responses
+# -- OpenAI message logs as JSON lines: whole conversations, or requests with their responses
 
 _NAMES = ("session_id", "conversation_id", "thread_id")
 _TIMES = ("timestamp", "created_at", "created")
@@ -310,7 +310,7 @@ def _turns(messages: list[Any], where: str) -> list[ChatCall]:
     return calls
 
 
-# -- toolBench answers: `answer/*.json`, whose `answer_generation.train_messages` are the model calls of one run
+# -- ToolBench answers: `answer/*.json`, whose `answer_generation.train_messages` are the model calls of one run
 
 
 def load_toolbench(path: Path, options: LoadOptions) -> Iterator[Session]:

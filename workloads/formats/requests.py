@@ -28,7 +28,7 @@ from workloads.formats.loader import (
 )
 from workloads.trace import MAX_TOKENS, Round, Session, SharedPrefix, open_text
 
-# -- azure LLM inference traces: single requests (CSV `TIMESTAMP,ContextTokens,GeneratedTokens`), real arrivals
+# -- Azure LLM inference traces: single requests (CSV `TIMESTAMP,ContextTokens,GeneratedTokens`), real arrivals
 
 _COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
@@ -70,7 +70,7 @@ def _rows(reader: csv.DictReader[str], file: Path, options: LoadOptions) -> Iter
         options.note(f"{file}: {left_out} rows without tokens left out")
 
 
-# -- dynamo's own request traces (`DYN_REQUEST_TRACE=1`, schema dynamo.request.trace.v1)
+# -- Dynamo's own request traces (`DYN_REQUEST_TRACE=1`, schema dynamo.request.trace.v1)
 
 _MS = 1e-3
 _REQUEST_END = "request_end"
@@ -137,7 +137,7 @@ def _request_calls(requests: list[_Request]) -> list[Call]:
     return [replace(item.call, gap_s=item.start_s - end_s) for item, end_s in zip(requests, ends_s, strict=False)]
 
 
-# -- mooncake traces, also with sessions and dependencies as Dynamo's replay reads them
+# -- Mooncake traces, also with sessions and dependencies as Dynamo's replay reads them
 
 BLOCK_TOKENS = 512
 Block = int | str
