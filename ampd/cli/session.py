@@ -184,7 +184,7 @@ def _read(
     answer = _asked(urls, operation, body)
     try:
         return answer, convert(answer, kind)
-    except ValidationError as error:
+    except (ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is JSON, and no text
         raise UserError(
             f"{PROG}: {urls[0]} does not answer as a coordinator ({error}); see --coordinator-url"
         ) from None
