@@ -106,9 +106,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
     Section("ampd trace generate", "workloads.trace_command:GenerateSettings"),
     Section("ampd trace stats", "workloads.trace_command:StatsSettings"),
-    Section("python -m tools.select_sessions", "tools.select_sessions:SelectSettings"),
     Section("python -m ampd.tiny_model", "ampd.tiny_model:TinyModelSettings"),
-    Section("python -m tools.demo", "tools.demo:DemoSettings", text="`make demo` runs this."),
 )
 
 
