@@ -33,7 +33,7 @@ DEMO_EXTRA := $(if $(filter modelled,$(ENGINE)),base,sglang)
 .PHONY: demo test test-fast test-all test-matrix lint types format docs compiled constraints audit sbom clients fresh clean
 
 demo: $(VENV)/.installed-$(DEMO_EXTRA)
-	$(BIN)/python -m ampd.cli.serve.demo --engine $(ENGINE) --out $(OUT)
+	$(BIN)/python -m tools.demo --engine $(ENGINE) --out $(OUT)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_PROCESSES) -m "not long"

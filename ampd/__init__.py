@@ -1,8 +1,5 @@
 """The shared core: types, configuration, performance model, policies, shared state and the `ampd` command."""
 
-import os
+from ampd import compiled
 
-if os.environ.get("AMPD_COMPILED") == "1":
-    from ampd import compiled
-
-    compiled.install()
+compiled.install()

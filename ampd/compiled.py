@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import re
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -22,10 +20,6 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-
-VARIABLE = "AMPD_COMPILED"
-"""Environment variable. Unset: commands that simulate use compiled modules. `1`: every process does, those of a graph
-too. `0`: none does."""
 
 ROOT = Path(__file__).resolve().parents[1]
 """The folder with the packages."""
@@ -39,17 +33,11 @@ HASHES_FILE = "hashes.json"
 LIBRARY = "ampd_compiled__mypyc"
 """The extension module with the code of all compiled modules."""
 
-_MODULE = re.compile(r"\w+(\.\w+)*", re.ASCII)
-
 
 def install() -> None:
-    """From now on, imports find compiled modules first."""
-    if not _is_installed():
+    """From now on, imports find compiled modules first, if there is a build of these sources."""
+    if state() == "compiled":
         sys.meta_path.insert(0, _Finder())
-
-
-def _is_installed() -> bool:
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def source_of(module: str) -> Path:
@@ -58,37 +46,21 @@ def source_of(module: str) -> Path:
 
 
 def hash_of(source: Path) -> str:
-    """A source as the notes of a build name it; empty if there is none."""
+    """A source as the notes of a build name it; empty if it cannot be read."""
     try:
         return sha256(source.read_bytes()).hexdigest()
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 
 @cache
 def state() -> str:
-    """`compiled`, or why this process runs in pure Python."""
-    why = _why_not()
-    return f"pure Python: {why}" if why else "compiled"
-
-
-def in_use() -> str:
-    """What this process runs, for its log: `compiled`, or `pure Python`, with a reason if it looked for a build."""
-    return state() if _is_installed() else "pure Python"
-
-
-def _why_not() -> str:
-    """Why no compiled module is used; empty: they are used."""
-    if os.environ.get(VARIABLE) == "0":
-        return f"{VARIABLE} is 0"
+    """`compiled`, or why everything runs in pure Python, for `ampd --version` and for logs."""
     hashes = _hashes()
     if not hashes:
-        return "not built (make compiled)"
-    changed = [name for name, noted in hashes.items() if hash_of(source_of(name)) != noted]
-    if changed:
-        return f"{changed[0]} differs from what was built (make compiled)"
-    early = sorted(hashes.keys() & sys.modules.keys())
-    return f"{early[0]} was imported before" if early else ""
+        return "pure Python: not built (make compiled)"
+    changed = next((name for name, noted in hashes.items() if hash_of(source_of(name)) != noted), None)
+    return f"pure Python: {changed} differs from what was built (make compiled)" if changed else "compiled"
 
 
 @cache
@@ -103,10 +75,7 @@ def notes_in(path: Path) -> dict[str, str]:
         notes = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(notes, dict):
-        return {}
-    is_sound = all(_MODULE.fullmatch(name) and noted and type(noted) is str for name, noted in notes.items())
-    return notes if is_sound else {}
+    return notes if isinstance(notes, dict) else {}
 
 
 class _Finder:
@@ -119,7 +88,7 @@ class _Finder:
         path = str(FOLDER / f"{LIBRARY}{sysconfig.get_config_var('EXT_SUFFIX')}")
         if name == LIBRARY:
             return spec_from_file_location(name, path, loader=ExtensionFileLoader(name, path))
-        if name not in _hashes() or state() != "compiled":
+        if name not in _hashes():
             return None
         return spec_from_file_location(name, path, loader=_Loader())
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -52,30 +50,15 @@ def has_usual_size(number: float) -> bool:
     return number == 0 or math.isinf(number) or _LEAST <= abs(number) <= _MOST
 
 
-@dataclass(frozen=True, slots=True)
-class OldFlag:
-    """A flag that existed in the previous version. It is still accepted, without effect and with a warning on stderr.
-
-    Attributes:
-        advice: what to do instead, as the end of the warning.
-        is_switch: it takes no value.
-    """
-
-    advice: str
-    is_switch: bool = False
-
-
 class Settings(BaseSettings):
     """Base of all settings: `--flag-name` on the command line, `AMPD_FLAG_NAME` in the environment.
 
     A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
     alias uses the alias as its flag and, after `AMPD_`, as its variable. A field `CliSuppress[...]` is a secret: its
-    flag is not documented and causes a warning, because every user of a machine can read command lines. `old_flags`
-    lists the flags of the previous version, by name as in `--name`. `known_names` gives the names that a field's value
-    may have, where they are found at run time: `--help` lists them.
+    flag is not documented and causes a warning, because every user of a machine can read command lines. `known_names`
+    gives the names that a field's value may have, where they are found at run time: `--help` lists them.
     """
 
-    old_flags: ClassVar[Mapping[str, OldFlag]] = {}
     known_names: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}
 
     @field_validator("*", mode="after")
@@ -127,44 +110,40 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> SettingsT:
-    """Build settings from flags, then environment, then defaults. Old flags cause a warning on stderr.
+    """Build settings from flags, then environment, then defaults.
 
     Raises:
         UserError: an unknown flag or a value that does not fit, as one line.
     """
     parser = _Parser(prog=prog, description=model.__doc__, formatter_class=_Formatter, allow_abbrev=False)
-    parser.known_names = _of_all_bases(model, "known_names")
+    parser.known_names = _known_names(model)
     source = _Flags(model, root_parser=parser)
-    arguments = _without_old_flags(model, argv, prog)
-    for warning in _secrets_shown(model, arguments):
+    for warning in _secrets_shown(model, argv):
         print(f"{prog}: {warning}", file=sys.stderr)
     try:
-        return CliApp.run(model, cli_args=arguments, cli_settings_source=source)
+        return CliApp.run(model, cli_args=list(argv), cli_settings_source=source)
     except ValidationError as error:
         raise UserError(f"{prog}: {first_problem(error, as_flag=True)}") from None
     except SettingsError as error:
         raise UserError(f"{prog}: {one_line_of(error)}") from None
 
 
-def _without_old_flags(model: type[Settings], argv: Sequence[str], prog: str) -> list[str]:
-    """The arguments without old flags and their values, with a warning for each old flag or variable."""
-    old_flags = _of_all_bases(model, "old_flags")
-    variables = {PREFIX + name.removeprefix("--").replace("-", "_").upper(): name for name in old_flags}
-    found = [(variable, name) for variable, name in variables.items() if variable in os.environ]
-    kept, arguments = list[str](), list(argv)
-    while arguments:
-        argument = arguments.pop(0)
-        name, separator, _ = argument.partition("=")
-        if name not in old_flags:
-            kept.append(argument)
-            continue
-        found.append((name, name))
-        has_value = not separator and not old_flags[name].is_switch
-        if has_value and arguments and not arguments[0].startswith("--"):
-            del arguments[0]
-    for written, name in found:
-        print(f"{prog}: {written} has no effect any more: {old_flags[name].advice}", file=sys.stderr)
-    return kept
+def run_subcommand(
+    prog: str, usage: str, commands: Mapping[str, Callable[[Sequence[str]], None]], argv: Sequence[str]
+) -> int:
+    """Run the sub-command that `argv` begins with, or print the usage; 0.
+
+    Raises:
+        UserError: there is none of this name; the known ones are listed.
+    """
+    if argv and argv[0] in ("-h", "--help"):
+        print(usage)
+        return 0
+    if not argv or argv[0] not in commands:
+        given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
+        raise UserError(f"{prog}: {given}; known: {', '.join(commands)}")
+    commands[argv[0]](argv[1:])
+    return 0
 
 
 def is_secret(field: FieldInfo) -> bool:
@@ -172,11 +151,11 @@ def is_secret(field: FieldInfo) -> bool:
     return CLI_SUPPRESS in field.metadata
 
 
-def _secrets_shown(model: type[Settings], arguments: Sequence[str]) -> Iterator[str]:
+def _secrets_shown(model: type[Settings], argv: Sequence[str]) -> Iterator[str]:
     """A warning for each flag by which a secret is on the command line. The next version refuses these flags."""
     secrets = {f"--{name.replace('_', '-')}" for name, field in model.model_fields.items() if is_secret(field)}
     flag = ""
-    for argument in arguments:
+    for argument in argv:
         if argument.startswith("--"):
             flag = argument.partition("=")[0]
         if flag in secrets and argument.startswith(flag):
@@ -189,10 +168,10 @@ def _secrets_shown(model: type[Settings], arguments: Sequence[str]) -> Iterator[
         yield f"{flag} {what} to every user of this machine: set {variable} instead; the next version refuses it"
 
 
-def _of_all_bases(model: type[Settings], attribute: str) -> dict[str, Any]:
-    """What a model and its bases have under an attribute. A model's own entries win."""
-    bases = [base for base in reversed(model.__mro__) if attribute in vars(base)]
-    return {name: entry for base in bases for name, entry in vars(base)[attribute].items()}
+def _known_names(model: type[Settings]) -> dict[str, Callable[[], Iterable[str]]]:
+    """The names that a model and its bases know. A model's own entries win."""
+    bases = [base.known_names for base in reversed(model.__mro__) if issubclass(base, Settings)]
+    return {name: names for known in bases for name, names in known.items()}
 
 
 class _Flags(CliSettingsSource[Any]):

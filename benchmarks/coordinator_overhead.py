@@ -39,10 +39,9 @@ from typing import Any
 import psutil
 
 from ampd.cli.serve.checks import claim_port
-from ampd.cli.serve.frontend import Frontend
-from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.command import Expected, wait_until_ready
+from ampd.cli.serve.graph import Frontend, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
-from ampd.cli.serve.ready import Expected, wait_until_ready
 from ampd.errors import guarded
 from ampd.process_exit import exit_now
 from ampd.state import open_store

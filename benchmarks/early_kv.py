@@ -6,19 +6,17 @@
 Two moves of KV begin later than that. The read of a history from its owner begins when the round's pass is the next
 one. The copy from the worker's store to its device begins when the engine admits the round. Here each of them is
 shortened by the time that the round has waited until then, as if links and device memory had been free for it. So the
-figures bound the gain from above. `no pass ahead` is the opposite: a read begins only when its pass has the slot.
+figures bound the gain from above. Methods of compiled classes cannot be replaced, so run `make clean` before. `no pass
+ahead` is the opposite: a read begins only when its pass has the slot.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
-
-os.environ["AMPD_COMPILED"] = "0"  # the methods of compiled classes cannot be replaced
 
 from ampd.serving import prefill_queue
 from ampd.settings import parse_settings

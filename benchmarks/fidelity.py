@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from ampd.cli.serve.devices import worker_environments
-from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
@@ -34,8 +33,8 @@ from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Round, Session, load_trace, write_trace
+from tools.demo import ampd_command, running_graph
+from workloads.trace import Round, Session, load_trace, retime, write_trace
 
 _TP1 = Parallelism(1)
 _SEEDS = count(1)

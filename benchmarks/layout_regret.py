@@ -1,6 +1,6 @@
 """How far `ampd plan --use-all` and `ampd plan --rate` are from the best of all layouts, by full simulation.
 
-    AMPD_COMPILED=1 python -m benchmarks.layout_regret [--gpus 8] [--minutes 100] [--data FOLDER] [--cases 1 2]
+    python -m benchmarks.layout_regret [--gpus 8] [--minutes 100] [--data FOLDER] [--cases 1 2]
         [--budget-s 60] [--jobs 2]
 
 The goodput of a layout is the highest session rate that it carries in long trials, the mean of two seeds that the
@@ -40,8 +40,8 @@ from planner.layout.layout import Layout, PlanCase, replicas_of
 from planner.layout.plan import Wishes, make_plan
 from planner.layout.trial import BUDGET_S, IN_TIME, Horizon, Trial, TrialTask
 from planner.simulator.options import SimulationOptions
-from workloads.generate import WORKLOADS, Lengths, generate
 from workloads.trace import Session, load_trace
+from workloads.trace_command import WORKLOADS, Lengths, generate
 
 _SEEDS = (977, 978)
 """Of the enumeration. The planner uses 0 to 5."""

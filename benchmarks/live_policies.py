@@ -32,7 +32,6 @@ from itertools import combinations, count
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import PerformanceProfile, write_profile
@@ -55,8 +54,8 @@ from benchmarks.switched import switch, switched_environment, switched_flags
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import SimulationOptions
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Session, load_trace, write_trace
+from tools.demo import ampd_command, running_graph
+from workloads.trace import Session, load_trace, retime, write_trace
 
 CONTESTANTS = {
     each.label: each

@@ -27,8 +27,7 @@ from typing import Any
 import httpx
 import psutil
 
-from ampd.cli.serve.metrics import TARGETS_FILE
-from ampd.cli.serve.running import ampd_command, running_graph
+from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
 from ampd.telemetry.metrics import names
@@ -37,8 +36,8 @@ from benchmarks import markdown_table
 from benchmarks.fidelity import scaled
 from benchmarks.live_policies import slowed
 from benchmarks.metrics_agreement import scrape
-from workloads.retime import retime
-from workloads.trace import load_trace, write_trace
+from tools.demo import ampd_command, running_graph
+from workloads.trace import load_trace, retime, write_trace
 
 SOON_S = 15.0
 SPANS = ("before", "soon", "later")

@@ -27,19 +27,17 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.utils import floatToGoString
 
-from ampd.cli.serve.metrics import TARGETS_FILE
-from ampd.cli.serve.running import running_graph
+from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.errors import RunError
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import Metric
 from ampd.types import Slo
+from tools.demo import running_graph
 from workloads.endpoint import Endpoint
-from workloads.history import SAFE_TOKENS
-from workloads.replay import ReplayPlan, replay
+from workloads.history import SAFE_TOKENS, synthetic_token_ids
+from workloads.replay_command import ReplayPlan, replay
 from workloads.results import RoundRecord, summarise
-from workloads.retime import retime
-from workloads.text import synthetic_token_ids
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, retime
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -38,8 +38,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis
 
-from ampd.cli.serve.metrics import TARGETS_FILE
-from ampd.cli.serve.running import running_graph
+from ampd.cli.serve.graph import TARGETS_FILE
 from ampd.cli.serve.settings import TINY
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
@@ -55,6 +54,7 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
+from tools.demo import running_graph
 from workloads.results import meets
 from workloads.trace import Round, Session
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.plan_time [--gpus 8 16 32 64 128 256 1024] [--repeats 3] [--budget-s 60] [--json]
     python -m benchmarks.plan_time --paper [--times 8] [--use-all]
-    python -m benchmarks.plan_time --against ../checkout-of-the-version-before [--compiled]
+    python -m benchmarks.plan_time --against ../checkout-of-the-version-before
 
 ToolBench sessions (generated) for Qwen3-32B on H20 at one session per second and 4 GPUs. With `--paper`, its twelve
 settings (3 models, 4 traces, H20) instead, with its GPUs and targets, at two sessions per second; `--times` multiplies
@@ -12,8 +12,8 @@ any simulation. Its time is that of the search, without the start of the process
 (arXiv 2602.14516, its own machine) stand beside them for orientation, not as a race.
 
 `--against PATH` plans with the sources in another folder too. The two versions take turns, so both see the same load of
-the machine, and the ratio of their times says more than either. Neither uses compiled modules then, unless `--compiled`
-says that this version does (after `make compiled`).
+the machine, and the ratio of their times says more than either. Each uses the compiled modules that were built
+beside it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from ampd.cli.serve.running import ampd_command
 from benchmarks.policies.settings import PAPER_GPUS, PAPER_SLOS_MS
 from planner.layout.layout import layout_label
-from workloads.generate import Lengths, generate
+from tools.demo import ampd_command
 from workloads.trace import write_trace
+from workloads.trace_command import Lengths, generate
 
 _HERE = Path(__file__).resolve().parents[1]
 _GPUS = (8, 16, 32, 64, 128, 256, 1024)
@@ -79,7 +79,6 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget-s", type=float, help="of `ampd plan`, which has one of its own")
     parser.add_argument("--against", type=Path, help="folder with the sources of another version, to compare with")
-    parser.add_argument("--compiled", action="store_true", help="with --against: compiled modules of this version")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args()
     if options.against is not None and not (options.against / "planner").is_dir():
@@ -125,8 +124,8 @@ def _row(question: Question, trace: Path, options: argparse.Namespace) -> dict[s
     ours, others = [], []
     for _ in range(options.repeats):
         if options.against is not None:
-            others.append(_planned(argv, options.against, is_compiled=False))
-        ours.append(_planned(argv, _HERE, is_compiled=options.against is None or options.compiled))
+            others.append(_planned(argv, options.against))
+        ours.append(_planned(argv, _HERE))
     row = {"question": str(question), "gpus": question.gpus, **_figures(ours)}
     row["paper_s"] = _PAPER_S.get(question.gpus) if question == _question(question.gpus) else None
     if others:
@@ -134,11 +133,9 @@ def _row(question: Question, trace: Path, options: argparse.Namespace) -> dict[s
     return row
 
 
-def _planned(argv: list[str], sources: Path, *, is_compiled: bool) -> Planned:
+def _planned(argv: list[str], sources: Path) -> Planned:
     """One plan of the version in a folder, which begins without a cache."""
     environment = os.environ | {"PYTHONPATH": str(sources.resolve())}
-    if not is_compiled:
-        environment["AMPD_COMPILED"] = "0"
     # Older versions keep results in the user's cache. The folder has no sources, which would come first.
     with tempfile.TemporaryDirectory(prefix="ampd-plan-") as folder:
         start_s = time.perf_counter()

@@ -1,6 +1,6 @@
 """Whether the layouts that trials find best are the best in simulations that last many times as long.
 
-    AMPD_COMPILED=1 python -m benchmarks.regret_yardstick --data FOLDER [--gpus 8] [--cases 1 2] [--top 3]
+    python -m benchmarks.regret_yardstick --data FOLDER [--gpus 8] [--cases 1 2] [--top 3]
         [--lifetimes 24] [--minutes 60]
 
 Regret (`benchmarks.layout_regret`) is measured by trials of the same kind as the planner's. This takes the `--top` best

@@ -31,7 +31,7 @@ from benchmarks import markdown_table
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
-from workloads.generate import Lengths, generate
+from workloads.trace_command import Lengths, generate
 
 GPU = "h20"
 TP = 4

@@ -29,8 +29,7 @@ from planner.parallel import in_parallel
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Round, Session, SharedPrefix, load_trace, write_trace
+from workloads.trace import Round, Session, SharedPrefix, load_trace, retime, write_trace
 
 _TP = Parallelism(2)
 

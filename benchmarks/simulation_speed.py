@@ -1,23 +1,23 @@
 """Simulated rounds per second against `dynamo.replay` (offline) on the same multi-turn traces, disaggregated.
 
     python -m benchmarks.simulation_speed --replay-python PYTHON [--workload NAME ...] [--sessions N] [--json]
-    AMPD_COMPILED=1 python -m benchmarks.simulation_speed --overload [--workload NAME ...] [--sessions N] [--json]
+    python -m benchmarks.simulation_speed --overload [--workload NAME ...] [--sessions N] [--json]
 
 Workloads: every trace of the project, which is the default. The shipped real ones are repeated (`tau-bench-airline`,
 `coding-agents`, `toolbench-answers`), the others are generated (`toolbench`, `gaia`, `hotpotqa`, `dureader`).
 
 The same sessions go to both: ours with the default policies and with those of the paper, theirs with each of its
 routers, on as many workers of each kind. After `make compiled`, ours runs compiled, and the default policies in pure
-Python too. Runs alternate; medians of the wall time that each spends on simulating (theirs as it reports it, ours
-around `simulate`), and of whole processes. Both finish every round; what they model differs (see benchmarks/README.md).
+Python too, from a copy of the sources. Runs alternate; medians of the wall time that each spends on simulating (theirs
+as it reports it, ours around `simulate`), and of whole processes. Both finish every round; what they model differs (see
+benchmarks/README.md).
 `--json` has each system's figures. `dynamo.replay` was last in ai-dynamo 1.4, so it needs an environment of its own,
 whose Python is `--replay-python`:
 
     uv venv FOLDER && uv pip install --python FOLDER/bin/python ai-dynamo==1.4.2
 
 `--overload` runs ours alone, with the default policies: the CPU time per round at the load that the workers can just
-carry, and at three times that load, where queues are long. Runs alternate in one process. It is compiled with
-`AMPD_COMPILED=1` in the environment.
+carry, and at three times that load, where queues are long. Runs alternate in one process.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -46,9 +47,8 @@ from benchmarks.circumstances import circumstances, in_words
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
-from workloads.generate import Lengths, generate
-from workloads.retime import retime
-from workloads.trace import Session, load_trace, shipped_traces, write_trace
+from workloads.trace import Session, load_trace, retime, shipped_traces, write_trace
+from workloads.trace_command import Lengths, generate
 
 _ROOT = Path(__file__).parents[1]
 _BLOCK = 512
@@ -134,7 +134,7 @@ def _against_theirs(options: argparse.Namespace, workload: str) -> dict[str, Any
             runs[DEFAULT].append(_timed(argv, None))
             runs[PAPER].append(_timed([*argv, "--paper"], None))
             if runs[DEFAULT][-1]["is_compiled"]:
-                runs[PURE].append(_timed(argv, None, "0"))
+                runs[PURE].append(_timed(argv, None, _copy(folder / "pure")))
             for router in _ROUTERS:
                 runs[router].append(_theirs(options.replay_python, folder, router))
     rounds = sum(len(session.rounds) for session in sessions)
@@ -237,11 +237,19 @@ def _theirs(python: str, folder: Path, router: str) -> dict[str, float]:
     return _timed(argv, report)
 
 
-def _timed(argv: Sequence[str], report: Path | None, uses_compiled: str = "1") -> dict[str, float]:
-    """Seconds of the whole process and of the simulation in it, and the rounds that it finished."""
-    environment = os.environ | {"DYN_LOG": "off", compiled.VARIABLE: uses_compiled}
+def _copy(root: Path) -> Path:
+    """A copy of the sources without the build beside them, made once."""
+    for package in ("ampd", "benchmarks", "planner", "workloads"):
+        if not (root / package).exists():
+            shutil.copytree(_ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+def _timed(argv: Sequence[str], report: Path | None, root: Path = _ROOT) -> dict[str, float]:
+    """Seconds of the whole process and of the simulation in it, and the rounds that it finished. `root`: of ours."""
+    environment = os.environ | {"DYN_LOG": "off", "PYTHONPATH": str(root)}
     start_s = time.perf_counter()
-    done = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(argv, cwd=root, capture_output=True, text=True, env=environment, check=False)
     process_s = time.perf_counter() - start_s
     if done.returncode:
         raise SystemExit(f"{argv[2]} failed: {done.stderr[-500:]}")

@@ -33,9 +33,9 @@ from pathlib import Path
 import httpx
 import psutil
 
-from ampd.cli.serve.running import running_graph
 from ampd.errors import RunError
 from benchmarks.circumstances import circumstances, in_words
+from tools.demo import running_graph
 
 HERE = Path(__file__).parents[1]
 _POLL_S = 0.05

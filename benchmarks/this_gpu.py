@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from ampd.perf.gpus import GPUS, Gpu
+from ampd.perf.roofline import GPUS, Gpu
 
 
 def preset() -> Gpu:

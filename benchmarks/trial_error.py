@@ -1,6 +1,6 @@
 """How far the goodput of a plan's trials is from that of a simulation that lasts many times as long.
 
-    AMPD_COMPILED=1 python -m benchmarks.trial_error [--cases 1 2] [--lifetimes 24] [--seeds 3] [--minutes 20]
+    python -m benchmarks.trial_error [--cases 1 2] [--lifetimes 24] [--seeds 3] [--minutes 20]
 
 The long simulation begins with an empty cluster. Sessions arrive for `--lifetimes` times as long as a session takes at
 its targets. It runs until the last session has ended, and all rounds and sessions count. Its goodput and those of the

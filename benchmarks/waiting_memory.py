@@ -29,12 +29,12 @@ from typing import Any
 import httpx
 import yaml
 
-from ampd.cli.serve.running import running_graph
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from benchmarks.graph_processes import CONTAINER_OF, MANIFEST, graph_processes, memory_limits
 from benchmarks.overload import performance_model
 from router.settings import CoordinatorSettings
+from tools.demo import running_graph
 
 _CONTEXT = 131_072
 _FIRST_TOKEN, _LAST_TOKEN = 64, 250

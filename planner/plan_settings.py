@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
 from ampd.policies import defaults
-from ampd.settings import OldFlag
 from ampd.types import ATTAINMENT
 from planner.case_settings import CaseSettings
 from planner.layout.trial import BUDGET_S
@@ -16,14 +14,6 @@ from planner.layout.trial import BUDGET_S
 
 class PlanSettings(CaseSettings):
     """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
-
-    old_flags: ClassVar = {
-        "--by-trials": OldFlag("all plans are made by trials; leave it out", is_switch=True),
-        "--no-by-trials": OldFlag("all plans are made by trials; leave it out", is_switch=True),
-        "--cache": OldFlag("plans need no simulated curves; leave it out"),
-        "--use-cache": OldFlag("plans need no simulated curves; leave it out", is_switch=True),
-        "--no-use-cache": OldFlag("plans need no simulated curves; leave it out", is_switch=True),
-    }
 
     gpus: int = Field(ge=1, le=1_000_000, description="GPUs of the cluster.")
     rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")

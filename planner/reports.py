@@ -29,8 +29,7 @@ from planner.layout.explain import BINDS, gpus_text, rate_text
 from planner.layout.layout import layout_label
 from planner.layout.trial import IN_TIME
 from planner.simulator.outcome import SimulatedRound, SimulationRun
-from workloads.missed_rounds import MissedRound, missed_rounds
-from workloads.results import PromptTokens, RoundRecord, local_share
+from workloads.results import MissedRound, PromptTokens, RoundRecord, local_share, missed_rounds
 
 # -- ampd plan: the layouts, their price, their limits and the command
 

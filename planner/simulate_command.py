@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -21,9 +21,7 @@ from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
-from ampd.serving.prefill_queue import PREFETCH
-from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.settings import OldFlag, has_usual_size, parse_settings
+from ampd.settings import has_usual_size, parse_settings
 from ampd.types import WINDOW_S, Moves, Slo
 from planner.case_settings import CaseSettings, provenance_of
 from planner.combination import Combination, Mode, papers_note
@@ -33,16 +31,13 @@ from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
-from workloads.retime import retime
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, retime
 
 PROG = "ampd simulate"
 
 
 class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
-
-    old_flags: ClassVar = {"--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out")}
 
     prefill: str | None = Field(
         None,
@@ -72,9 +67,6 @@ class SimulateSettings(CaseSettings):
         description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
     )
     pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change their roles.")
-    pools_interval_s: float = Field(
-        POOLS_INTERVAL_S, gt=0, description="How often the pools policy is asked, in seconds."
-    )
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )

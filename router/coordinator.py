@@ -16,7 +16,7 @@ from ampd.policies.base import OtherPolicies
 from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
-from ampd.serving.roles import RoleReview
+from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview
 from ampd.state.store import SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
 
+_CONTEXT_MEMORY_BYTES = 256 << 20
+"""For the last contexts of sessions, which show rewritten prompts."""
 _MOST_BACKGROUND_TASKS = 4096
 """Calls end within seconds, so only workers or a state that hang let this many gather. Further work is dropped, because
 each kind of it is a shortcut for an end that comes anyway: an entered prefill that its worker does not list is
@@ -94,7 +96,7 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
         limits = _session_limits(settings)
-        sessions = SessionMemory(settings.context_memory_mib << 20, limits, clock)
+        sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.view = ClusterView(
             store,
             lease_s=settings.lease_s,
@@ -245,4 +247,4 @@ def _pools_keeper(
         policies.binding, policies.routing, policies.ordering, policies.slicing, moves=settings.moves
     )
     review = RoleReview(policy, policies.model, settings.slo, rng, others)
-    return PoolsKeeper(view, store, review, settings.pools_interval_s, settings.lease_s, clock)
+    return PoolsKeeper(view, store, review, POOLS_INTERVAL_S, settings.lease_s, clock)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ampd.state.readings import state_readings
 from ampd.state.store import StateStore
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.exposition import Reading
-from ampd.telemetry.metrics.values import Counter, Histogram, LabelValues
+from ampd.telemetry.metrics.exposition import Counter, Histogram, LabelValues, Reading
 from ampd.types import Role
 from router.served import ServedRound
 

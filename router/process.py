@@ -174,7 +174,7 @@ class CoordinatorProcess:
             settings.binding,
             settings.pools,
             settings.perf,
-            compiled.in_use(),
+            compiled.state(),
         )
 
     async def _register(self) -> None:

@@ -15,8 +15,6 @@ from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.admission import MAX_ROUNDS
-from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.settings import OldFlag
 from ampd.types import Moves
 from ampd.vocabulary import vocabulary_tokens
 from router.targets import TARGET_CAP, TARGET_FLOOR
@@ -63,26 +61,16 @@ class CoordinatorSettings(GraphSettings):
     """One AMPD coordinator: registers the model at the Dynamo frontend, binds sessions, routes every prefill."""
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
-    old_flags: ClassVar = {
-        "--suspect-s": OldFlag(f"it is always {SUSPECT_S:g} s; leave it out"),
-        "--call-timeout-s": OldFlag(f"it is always {CALL_TIMEOUT_S:g} s; leave it out"),
-    }
-
     model: Path = Field(description="Model folder (Hugging Face layout): tokenizer, chat template, config.")
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
-    routing_params: str = Field("", description="Old form of parameters; write --routing 'NAME(key=value)'.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
-    binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
     ordering: str = Field(
         defaults.ORDERING,
         description="The workers' --ordering, for `look-ahead`.",
     )
     slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead`.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
-    pools_interval_s: float = Field(
-        POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
-    )
     moves: Moves = Field(
         defaults.MOVES,
         description="Sessions that may move to another worker between two rounds, if that pays: those whose "
@@ -117,9 +105,6 @@ class CoordinatorSettings(GraphSettings):
         None,
         validation_alias=AliasChoices("custom_jinja_template", "dyn_custom_jinja_template"),
         description="Chat template file that replaces the model's own (as in Dynamo).",
-    )
-    context_memory_mib: int = Field(
-        256, ge=1, description="Memory for the last contexts of sessions, which show rewritten prompts."
     )
     max_rounds: int = Field(
         MAX_ROUNDS,

@@ -171,7 +171,7 @@ class Worker:
             self._settings.role,
             self._endpoints[GENERATE_ENDPOINT].connection_id(),
             self._settings.perf,
-            compiled.in_use(),
+            compiled.state(),
         )
 
     def _wanted_entries(self) -> list[DiscoveryEntry]:

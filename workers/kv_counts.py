@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ampd.serving.kv_tiers import TIERS
-from ampd.telemetry.window_counts import WindowCounts
+from ampd.telemetry.window_counts import US, WindowCounts, microseconds
 from ampd.types import KvWindow
 
-_EVICTED, _RELOADS, _RELOAD_NS = ("evicted",), ("reloads",), ("reload_ns",)
-_NS = 1_000_000_000
+_EVICTED, _RELOADS, _RELOAD_US = "evicted", "reloads", "reload_us"
 
 
 class KvCounts:
@@ -21,9 +20,9 @@ class KvCounts:
 
     def add(self, hit_tokens: Mapping[str, int], reload_s: float) -> None:
         """A call of the engine has ended; `hit_tokens`: by tier. `reload_s` 0: nothing was reloaded."""
-        counts: dict[tuple[str, ...], int] = {(tier,): tokens for tier, tokens in hit_tokens.items()}
+        counts = dict(hit_tokens)
         if reload_s:
-            counts |= {_RELOADS: 1, _RELOAD_NS: round(reload_s * _NS)}
+            counts |= {_RELOADS: 1, _RELOAD_US: microseconds(reload_s)}
         self._counts.add(counts)
 
     def read(self, evicted_tokens: Mapping[str, int]) -> KvWindow:
@@ -39,8 +38,8 @@ class KvCounts:
             self._evicted_tokens = evicted
         total = self._counts.read()
         return KvWindow(
-            **{f"{tier}_tokens": total[tier,] for tier in TIERS},
+            **{f"{tier}_tokens": total[tier] for tier in TIERS},
             evicted_tokens=total[_EVICTED],
             reloads=total[_RELOADS],
-            reload_s=total[_RELOAD_NS] / _NS,
+            reload_s=total[_RELOAD_US] / US,
         )

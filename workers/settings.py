@@ -14,9 +14,6 @@ from ampd.graph_settings import GraphSettings
 from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
-from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH
-from ampd.settings import OldFlag
-from ampd.state.overlay import PUBLISH_INTERVAL_S
 
 PROG = "python -m workers"
 
@@ -25,12 +22,6 @@ class WorkerSettings(GraphSettings):
     """One AMPD worker: a Dynamo component that prefills and decodes rounds of agent sessions on one engine replica."""
 
     known_names: ClassVar = {**registry.NAMES, "perf": profile_names}
-    old_flags: ClassVar = {
-        "--prefill-concurrency": OldFlag(f"it is always {CONCURRENCY}; leave it out"),
-        "--prefetch": OldFlag(f"it is always {PREFETCH}; leave it out"),
-        "--publish-interval-s": OldFlag(f"it is always {PUBLISH_INTERVAL_S:g} s; leave it out"),
-    }
-
     role: Literal["prefill", "decode", "mixed"] = Field(
         description="Work of this worker: prefills for other workers, sessions of its own, or both."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.values import Counter, Histogram
+from ampd.telemetry.metrics.exposition import Counter, Histogram
 from workers.kv.exchange import KvFetch
 
 

@@ -12,9 +12,7 @@ from ampd.reports.figures import format_bytes, format_ms, format_share
 from ampd.reports.page import template_environment, write_html
 from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, mark_missed, svg
 from ampd.types import Slo
-from workloads.missed_rounds import MissedRound, missed_rounds
-from workloads.result_table import prompt_tokens_note
-from workloads.results import RoundRecord
+from workloads.results import MissedRound, RoundRecord, missed_rounds, prompt_tokens_note
 
 _COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c"}
 _MOST_MISSED = 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ampd.reports.figures import format_bytes
 from ampd.types import Slo
 
 _PERCENTS = (50, 95, 99)
@@ -211,3 +213,158 @@ def _attainment(
 def _total(records: Sequence[RoundRecord], key: str) -> int | None:
     values = [record.decision[key] for record in records if isinstance(record.decision.get(key), int | float)]
     return int(sum(values)) if values else None
+
+
+# -- the rounds of a replay that missed their targets: which, when, by how much, and why, if the server reports it
+
+_SMALL = 0.1
+"""A part of a TTFT below this share is not named as its cause."""
+
+
+@dataclass(frozen=True, slots=True)
+class MissedRound:
+    """One round that failed or missed a target.
+
+    Attributes:
+        at_s: when it was clear: the late first token, the last token, or the sending of a round that failed; from the
+            start of the run.
+        targets: those that it missed, each with the value.
+        causes: the parts of its time, from its decision record; empty if there is none.
+    """
+
+    session_id: str
+    index: int
+    sent_s: float
+    at_s: float
+    targets: str
+    causes: str
+
+
+def missed_rounds(records: Sequence[RoundRecord], slo: Slo) -> list[MissedRound]:
+    """The missed rounds in the order in which they were sent."""
+    missed = [record for record in records if not meets(record, slo)]
+    return [_missed(record, slo) for record in sorted(missed, key=lambda record: record.sent_s)]
+
+
+def _missed(record: RoundRecord, slo: Slo) -> MissedRound:
+    at_s, targets, causes = record.sent_s, [], _causes(record.decision)
+    if record.error is not None or record.ttft_s is None:
+        failure = f"failed: {record.error or 'no token'}"
+        return MissedRound(record.session_id, record.index, at_s, at_s, failure, causes)
+    if record.itl_s is not None and not slo.itl_met(record.itl_s):
+        targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
+        at_s = record.sent_s + (record.e2e_s or record.ttft_s)
+    if not slo.ttft_met(record.ttft_s):
+        targets.insert(0, f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
+        at_s = record.sent_s + record.ttft_s
+    return MissedRound(record.session_id, record.index, record.sent_s, at_s, ", ".join(targets), causes)
+
+
+def _causes(decision: Mapping[str, Any]) -> str:
+    """The route with its reason, and the parts of the TTFT that took a good share of it, longest first."""
+    if not decision.get("route"):
+        return ""
+    tokens = f"{_number(decision.get('incr_tokens')):,.0f} tokens"
+    parts = [
+        ("queued", _seconds(decision, "queued_s")),
+        (f"prefill of {tokens}", _seconds(decision, "prefill_s")),
+        ("KV reads", _seconds(decision, "kv_read_s_history") + _seconds(decision, "kv_read_s_increment")),
+        ("KV reload", _seconds(decision, "kv_reload_s")),
+    ]
+    whole_s = max(_seconds(decision, "ttft_s"), sum(seconds for _, seconds in parts))
+    causes = [f"{name} {seconds * 1e3:,.0f} ms" for name, seconds in _largest(parts) if seconds > _SMALL * whole_s]
+    hits = decision.get("hit_tokens")
+    if recomputed := _number(hits.get("recomputed") if isinstance(hits, Mapping) else None):
+        causes.append(f"{recomputed:,.0f} tokens of the history recomputed")
+    if retries := _number(decision.get("retries")):
+        causes.append(f"{retries:.0f} workers lost")
+    return "; ".join([f"{decision['route']} ({decision.get('reason') or '-'})", *causes])
+
+
+def _largest(parts: Sequence[tuple[str, float]]) -> list[tuple[str, float]]:
+    return sorted(parts, key=lambda part: -part[1])
+
+
+def _seconds(decision: Mapping[str, Any], name: str) -> float:
+    return _number(decision.get(name))
+
+
+def _number(value: object) -> float:
+    """A value of a foreign server's report; 0 if it is none."""
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+# -- a result as a text table, times in milliseconds
+
+_SHOWN_ERRORS = 3
+_EXACT = 0.01
+"""Prompts whose lengths differ from the trace's by at most this share count as exact."""
+_LATENCIES = {
+    "ttft_s": "TTFT",
+    "ttft_initial_s": "  initial",
+    "ttft_incremental_s": "  incremental",
+    "itl_s": "ITL",
+    "e2e_s": "round, end to end",
+}
+
+
+def format_result(result: Mapping[str, Any], errors: Sequence[str]) -> str:
+    """The whole table; `errors` are the messages of the failed rounds."""
+    lines = [_headline(result), "", f"{'ms':20}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99"))]
+    lines += [_latency_line(label, result[key]) for key, label in _LATENCIES.items()]
+    lines += ["", *_attainment_lines(result), *_route_lines(result)]
+    if note := prompt_tokens_note(result):
+        lines.append(f"prompt tokens       {note}")
+    return "\n".join([*lines, *_error_lines(errors)])
+
+
+def prompt_tokens_note(result: Mapping[str, Any]) -> str:
+    """By how much the server's prompts differed from the trace's; empty if they did not, or if no server counted."""
+    tokens = result.get("prompt_tokens") or {"trace": 0, "server": 0}
+    if abs(tokens["server"] - tokens["trace"]) <= _EXACT * tokens["trace"]:
+        return ""
+    times = tokens["server"] / tokens["trace"]
+    return f"{times:.2f} times the trace's, by the server's count; only prompts of token ids keep the trace's lengths"
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    state = ", interrupted" if result.get("interrupted") else ""
+    return (
+        f"{result['sessions']} sessions, {result['rounds']} rounds, {result['output_tokens']} tokens generated "
+        f"in {result['duration_s']:.1f} s, {result['errors']} errors{state}"
+    )
+
+
+def _latency_line(label: str, values: Mapping[str, float | None]) -> str:
+    cells = (f"{value * 1e3:>10.1f}" if value is not None else f"{'-':>10}" for value in values.values())
+    return f"{label:20}" + "".join(cells)
+
+
+def _attainment_lines(result: Mapping[str, Any]) -> list[str]:
+    slo, reached = result["slo"], result["attainment"]
+    if slo is None:
+        return ["SLO attainment      - (give --ttft and --itl)"]
+    parts = [f"{value:.1%} of {name}" for name, value in reached.items() if value is not None]
+    targets = f"TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms"
+    return [f"SLO attainment      {', '.join(parts) or '-'} ({targets})"]
+
+
+def _route_lines(result: Mapping[str, Any]) -> list[str]:
+    routes, moved = result["routes"], result["kv_bytes"]
+    known = sum(routes.values())
+    if not known:
+        return ["routes              - (the endpoint reports no routes)"]
+    shares = ", ".join(f"{count} {name} ({count / known:.0%})" for name, count in routes.items())
+    return [
+        f"routes              {shares}",
+        f"KV moved            history {format_bytes(moved['history'])} (decode to prefill), "
+        f"increment {format_bytes(moved['increment'])} (prefill to decode)",
+    ]
+
+
+def _error_lines(errors: Sequence[str]) -> list[str]:
+    kinds = Counter(errors).most_common()
+    lines = [f"error               {count} x {message}" for message, count in kinds[:_SHOWN_ERRORS]]
+    if len(kinds) > _SHOWN_ERRORS:
+        lines.append(f"                    and {len(kinds) - _SHOWN_ERRORS} other messages")
+    return lines

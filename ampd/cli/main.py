@@ -13,18 +13,15 @@ from ampd.errors import UserError, guarded
 COMMANDS = {
     "serve": ("ampd.cli.serve.command", "start the whole graph on this machine"),
     "replay": ("workloads.replay_command", "replay a trace of agent sessions against an OpenAI endpoint"),
-    "profile": ("ampd.cli.profile.command", "measure an engine and fit its performance model"),
+    "profile": ("ampd.cli.profile", "measure an engine and fit its performance model"),
     "plan": ("planner.plan_command", "find the cluster layout that serves a workload best"),
     "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
     "top": ("ampd.cli.top.command", "watch a running graph: workers, queues, latencies, routes, sessions"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
     "doctor": ("ampd.cli.doctor.command", "report whether this machine can run a graph"),
-    "session": ("ampd.cli.session.command", "list, show and end the sessions of a running graph"),
+    "session": ("ampd.cli.session", "list, show and end the sessions of a running graph"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""
-
-SIMULATING = ("plan", "simulate")
-"""The commands that use compiled modules, if there are any."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,8 +44,6 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if name not in COMMANDS:
         raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}")
-    if name in SIMULATING:
-        compiled.install()
     command: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
     return command(rest)
 

@@ -21,13 +21,11 @@ from typing import Any
 
 from ampd.errors import UserError, one_line_of
 from ampd.perf.fit import DecodePoint, PrefillPoint, fit_decode, fit_prefill
-from ampd.perf.gpus import HOST_LINK_SHARE, gpu
-from ampd.perf.memory import kv_capacity_tokens
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, fitting_degrees, model_shape
 from ampd.perf.profile import ParallelismCurves, PerformanceProfile, Provenance
-from ampd.perf.roofline import Efficiency, transfer_curve
+from ampd.perf.roofline import HOST_LINK_SHARE, Efficiency, gpu, kv_capacity_tokens, transfer_curve
 from ampd.types import Parallelism
 
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm", "l40s": "l40s", "b200": "b200_sxm"}

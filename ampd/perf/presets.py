@@ -9,13 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from ampd.errors import UserError
-from ampd.perf.gpus import Gpu, gpu
-from ampd.perf.memory import MEMORY_SHARE, kv_capacity_tokens
-from ampd.perf.model_config import read_model_shape
-from ampd.perf.model_shape import ModelShape
+from ampd.perf.model_shape import ModelShape, read_model_shape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import read_profile
-from ampd.perf.roofline import analytic_profile
+from ampd.perf.roofline import MEMORY_SHARE, Gpu, analytic_profile, gpu, kv_capacity_tokens
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees within a server of 8 GPUs."""

@@ -1,11 +1,38 @@
-"""The published state of a coordinator."""
+"""The published state of a coordinator, with the rounds of its last minute."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ampd.telemetry.served_window import ServedWindow
-from ampd.types import Count, Slo, Text
+from ampd.types import Count, Seconds, Slo, Text
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWindow:
+    """The rounds that ended within a window, with any outcome, as counts that add up over coordinators.
+
+    Attributes:
+        span_s: the part of the window during which a coordinator was running; rates divide by it.
+        counts: by words. Of rounds that were placed at least once: `outcome OUTCOME`, `route ROUTE REASON`,
+            `output_tokens` (of the first choice), `ttft_targets_us`, `itl_targets_us`. Of rounds that were refused
+            because of load: `refused`; that came without a session: `unnamed`. Of sessions: `bound` to a decode worker,
+            `moved` because theirs was lost. Latencies: `ttft_initial`, `ttft_incremental` and `itl` with a bucket, or
+            with `us`, their sum in microseconds. An ITL is the mean of a round.
+    """
+
+    span_s: Seconds = 0.0
+    counts: Mapping[Text, Count] = field(default_factory=dict)
+
+
+def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
+    """The sum of the windows, with the longest span."""
+    span_s, counts = 0.0, Counter[str]()
+    for window in windows:
+        span_s = max(span_s, window.span_s)
+        counts.update(window.counts)
+    return ServedWindow(span_s, counts)
 
 
 @dataclass(frozen=True, slots=True)

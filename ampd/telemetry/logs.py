@@ -6,11 +6,13 @@ Dynamo's own JSON lines and under the same filter (`DYN_LOG`).
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -18,7 +20,52 @@ from pathlib import Path
 from typing import Any
 
 from ampd.telemetry import tracing
-from ampd.telemetry.stderr_lines import StderrLines
+
+# -- Turns text that is printed to stderr into JSON log lines, like the logs around it.
+#
+# Dynamo prints a traceback for every exception that leaves a handler, also for a refused request.
+
+
+class StderrLines(io.TextIOBase):
+    """Replaces `sys.stderr`: each whole line becomes a WARNING of the logger `stderr`.
+
+    Args:
+        write: gets each record. It must not print to `sys.stderr` itself.
+        descriptor: the real stderr, for code that writes to `fileno()`.
+    """
+
+    encoding = "utf-8"
+    errors = "backslashreplace"
+
+    def __init__(self, write: Callable[[logging.LogRecord], object], descriptor: int) -> None:
+        self._write = write
+        self._descriptor = descriptor
+        # Lines arrive in pieces, from several threads.
+        self._partial = threading.local()
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def write(self, text: str) -> int:
+        """Log the whole lines of the text. The remainder waits for the next call of this thread."""
+        *lines, rest = (getattr(self._partial, "text", "") + text).split("\n")
+        self._partial.text = rest
+        for line in lines:
+            self._log(line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Log this thread's unfinished line. Text that follows becomes another line."""
+        rest, self._partial.text = getattr(self._partial, "text", ""), ""
+        self._log(rest)
+
+    def _log(self, line: str) -> None:
+        if line.strip():
+            self._write(logging.LogRecord("stderr", logging.WARNING, "", 0, line, None, None))
+
 
 SGLANG_CONFIG = "SGLANG_LOGGING_CONFIG_PATH"
 """Where Dynamo tells SGLang of the logging configuration that it has written to a temporary file."""

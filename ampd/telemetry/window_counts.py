@@ -1,7 +1,13 @@
-"""Counts of the last seconds, by any key. Memory is bounded by the window's length, however many events are counted."""
+"""Counts of the last seconds, by words, so that those of several processes add up.
+
+Memory is bounded by the window's length, however many events are counted. Latencies are counted in buckets that grow by
+a fixed factor, beside their exact sum.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -10,8 +16,17 @@ from typing import Any
 LENGTH_S = 60
 """The window of `ampd top`."""
 
-Counts = Mapping[tuple[Any, ...], int]
-"""Whole numbers by key, so that subtracting old ones leaves no rounding error."""
+US = 1_000_000
+"""Sums of seconds are whole microseconds, so that subtracting old ones leaves no rounding error."""
+
+ERROR = 0.01
+"""Largest relative error of a quantile (buckets as in DDSketch, Masson et al., VLDB 2019)."""
+
+_GROWTH = (1 + ERROR) / (1 - ERROR)
+_LOG_GROWTH = math.log(_GROWTH)
+_LEAST_S, _MOST_S = 1e-6, 1e5
+_BUCKET = re.compile(r"-?\d{1,4}", re.ASCII)
+_PERCENTILES = (50, 95, 99)
 
 
 class WindowCounts:
@@ -25,10 +40,10 @@ class WindowCounts:
         self.length_s = length_s
         self._clock = clock
         self._start_s = clock()
-        self._seconds: deque[tuple[int, Counter[tuple[Any, ...]]]] = deque()
-        self._total: Counter[tuple[Any, ...]] = Counter()
+        self._seconds: deque[tuple[int, Counter[str]]] = deque()
+        self._total: Counter[str] = Counter()
 
-    def add(self, counts: Counts) -> None:
+    def add(self, counts: Mapping[str, int]) -> None:
         """Count what has happened now."""
         number = self._advance()
         if not self._seconds or self._seconds[-1][0] != number:
@@ -37,7 +52,7 @@ class WindowCounts:
             for key, count in counts.items():
                 counter[key] += count
 
-    def read(self) -> Counter[tuple[Any, ...]]:
+    def read(self) -> Counter[str]:
         """The sums of the window, for reading only."""
         self._advance()
         return self._total
@@ -57,3 +72,40 @@ class WindowCounts:
                 if not self._total[key]:
                     del self._total[key]
         return number
+
+
+def latency_counts(kind: str, value_s: float) -> dict[str, int]:
+    """A latency as counts: its bucket and its microseconds."""
+    return {f"{kind} {bucket_of(value_s)}": 1, f"{kind} us": microseconds(value_s)}
+
+
+def microseconds(value_s: float) -> int:
+    """A time to add up. More than 100,000 s count as 100,000 s, so that a sum stays a number that others can read."""
+    return round(min(value_s, _MOST_S) * US)
+
+
+def bucket_of(value_s: float) -> int:
+    """The bucket of a latency. Latencies below one microsecond count as one microsecond."""
+    return math.ceil(math.log(min(max(value_s, _LEAST_S), _MOST_S)) / _LOG_GROWTH)
+
+
+def latency_summary(counts: Mapping[str, int], kind: str) -> dict[str, Any]:
+    """`count`, `mean`, `p50`, `p95` and `p99` of the latencies of a kind, in seconds; None without any.
+
+    The mean is exact to a microsecond. A quantile is off by `ERROR` at most.
+    """
+    named = [(key.removeprefix(f"{kind} "), count) for key, count in counts.items() if key.startswith(f"{kind} ")]
+    buckets = sorted((int(bucket), count) for bucket, count in named if _BUCKET.fullmatch(bucket))
+    total = sum(count for _, count in buckets)
+    quantiles = {f"p{percent}": _quantile_s(buckets, total, percent / 100) for percent in _PERCENTILES}
+    return {"count": total, "mean": counts.get(f"{kind} us", 0) / US / total if total else None, **quantiles}
+
+
+def _quantile_s(buckets: list[tuple[int, int]], total: int, share: float) -> float | None:
+    """The latency that `share` (0 to 1) of them do not exceed. `buckets`: sorted."""
+    rank, seen = max(math.ceil(share * total), 1), 0
+    for bucket, count in buckets:
+        seen += count
+        if seen >= rank:
+            return float(2 * _GROWTH**bucket / (_GROWTH + 1))
+    return None

@@ -1,6 +1,6 @@
 """What each term of ours is worth where roles can follow the load: the highest rates with one term changed.
 
-    AMPD_COMPILED=1 python -m benchmarks.best_layouts.ablation [--only NAME,...] [--seeds 3] [--data FILE]
+    python -m benchmarks.best_layouts.ablation [--only NAME,...] [--seeds 3] [--data FILE]
 
 All start from the even split of four workers. The searches are those of `benchmarks.best_layouts`. The costs are those
 that a simulation shows: changes of roles, and the share of the prefills that read their history from another worker.

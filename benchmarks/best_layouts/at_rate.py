@@ -2,7 +2,7 @@
 
 Sessions of some traces last longer than the arrivals of the main comparison, so that memory is not full there.
 
-    AMPD_COMPILED=1 python -m benchmarks.best_layouts.at_rate --only "coding-agents 2xTP2" --rate 0.1 --seconds 1500
+    python -m benchmarks.best_layouts.at_rate --only "coding-agents 2xTP2" --rate 0.1 --seconds 1500
 
     ... --only "8b tau-bench-airline 2xTP1" --rate 27 --seconds 100 --belief 1.3
 

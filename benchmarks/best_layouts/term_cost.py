@@ -17,7 +17,7 @@ from statistics import median
 
 from pydantic import Field
 
-from ampd.compiled import in_use
+from ampd.compiled import state
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks import markdown_table
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the table."""
     options = parse_settings(TermCostSettings, argv, PROG)
     setting = replace(settings_named(options.only)[0], duration_s=options.seconds)
-    print(f"{setting.name} {setting.gpu}, {in_words(circumstances())}, {in_use()}", file=sys.stderr)
+    print(f"{setting.name} {setting.gpu}, {in_words(circumstances())}, {state()}", file=sys.stderr)
     found = [
         [cpu_us_per_round(setting, contestant, options.rate, seed) for contestant in CONTESTANTS]
         for seed in range(options.repeats)

@@ -22,7 +22,6 @@ from pathlib import Path
 import httpx
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.serve.running import running_graph
 from ampd.errors import guarded
 from ampd.tiny_model import tiny_model_path
 from ampd.wire import SESSIONS_ROUTE
@@ -30,6 +29,7 @@ from benchmarks.clients import aiperf, codex, runners
 from benchmarks.clients.cases import CLIENTS, replies
 from benchmarks.clients.feature import CONTEXT_TOKENS, Client, Feature, session_of
 from benchmarks.clients.table import Row, table
+from tools.demo import running_graph
 
 
 def main() -> int:

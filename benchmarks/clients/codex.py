@@ -12,11 +12,11 @@ from typing import Any
 import httpx
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.serve.running import running_graph
 from ampd.wire import SESSIONS_ROUTE
 from benchmarks.clients.environment import clients_node_modules
 from benchmarks.clients.feature import call
 from benchmarks.clients.table import Row
+from tools.demo import running_graph
 
 CLIENT = "Codex CLI"
 _TIMEOUT_S = 600.0

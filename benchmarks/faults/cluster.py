@@ -18,10 +18,8 @@ from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.body_limit import body_limit_mb
 from ampd.cli.serve.checks import check_watches
-from ampd.cli.serve.frontend import Frontend
-from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.graph import Frontend, body_limit_mb, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.errors import UserError
 from ampd.reserved_ports import reserved_ports

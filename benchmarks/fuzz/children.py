@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ampd.cli.doctor.machine import judge_gpus
+from ampd.cli.doctor.checks import judge_gpus
 from ampd.cli.serve import local_graphs
 from ampd.cli.serve.devices import parsed
 from ampd.compiled import hash_of, notes_in, source_of

@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import httpx
 
-from ampd.cli.serve.ready import Expected, _missing
-from ampd.cli.session.command import run as run_session
+from ampd.cli.serve.command import Expected, _missing
+from ampd.cli.session import run as run_session
 from ampd.errors import RunError, UserError
 from ampd.session_key import session_key
 from ampd.state.store import StateStore

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ampd.cli.serve.settings import ServeSettings
-from ampd.cli.session.settings import EndSettings
-from ampd.cli.top.settings import TopSettings
+from ampd.cli.session import EndSettings
+from ampd.cli.top.command import TopSettings
 from ampd.errors import UserError
-from ampd.perf.model_config import read_model_shape
+from ampd.perf.model_shape import read_model_shape
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings

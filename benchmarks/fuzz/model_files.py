@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import math
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,8 +13,7 @@ from typing import Any
 
 from ampd_rivals.ppd.table_file import DEFAULT_TABLE, read_table
 
-from ampd.cli.doctor.model import judge_model, read_model
-from ampd.cli.profile.command import _read_points
+from ampd.cli.doctor.checks import judge_model, read_model
 from ampd.errors import UserError
 from ampd.model_folder import model_digest
 from ampd.tiny_model import tiny_model_path
@@ -57,14 +55,6 @@ _TENSORS: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [3000], "data_offsets": [0, 12_000]},
     "b": {"dtype": "F32", "shape": [1000], "data_offsets": [12_000, 16_000]},
 }
-_POINTS: dict[str, Any] = {
-    "points": {"prefill": [[0, 100, 0.1], [50, 100, 0.2]], "decode": [[1, 100, 0.01]], "transfer": [[100, 0.01]]},
-    "engine": {
-        "tp": 1, "kv_capacity_tokens": 9000, "kv_bytes_per_token": 512, "max_context_tokens": 4096, "model": "m",
-        "engine": "sglang", "machine": "2 CPU cores", "date": "2026-11-24", "grid": "small", "repeats": 3,
-        "load_average_before": 0.5, "threads": "default", "versions": {"sglang": "1"},
-    },
-}  # fmt: skip
 _RANKS = b"\n".join(base64.b64encode(token) + b" %d" % rank for rank, token in enumerate((b"a", b"b", b"ab", b"abc")))
 _TEXT = "a word, and 12 more: abc \u00e9\u4e00"
 
@@ -79,7 +69,6 @@ def targets(folder: Path) -> Iterator[Target]:
     yield make("model of the doctor", lambda rng: _json(rng, _CONFIG), _doctor, (UserError,))
     yield make("tokenizer of a trace", lambda rng: _json(rng, rng.choice((_TOKENIZER, _UNIGRAM))), _count, (UserError,))
     yield make("ranks of a tokenizer", _ranks, _count_by_ranks, (UserError,))
-    yield make("measured points", lambda rng: _json(rng, _POINTS), _points_of, (UserError,))
     table = json.loads(DEFAULT_TABLE.read_text("utf-8"))
     yield make("routing table", lambda rng: _json(rng, table), _route, (UserError,))
 
@@ -205,13 +194,6 @@ def _ranks(rng: random.Random) -> bytes:
 def _count_by_ranks(folder: Path, data: bytes) -> None:
     (folder / "t.tiktoken").write_bytes(data)
     assert 0 < load_counter(folder / "t.tiktoken")(_TEXT) <= len(_TEXT.encode())
-
-
-def _points_of(folder: Path, data: bytes) -> None:
-    (folder / "points.json").write_bytes(data)
-    points, _ = _read_points(folder / "points.json")
-    for rows in (points.prefill, points.decode, points.transfer):
-        assert all(math.isfinite(number) and number >= 0 for row in rows for number in row)
 
 
 def _route(folder: Path, data: bytes) -> None:

@@ -21,8 +21,7 @@ from planner.layout.costs import decode_rate, mean_stay, prefill_rate
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Session
+from workloads.trace import Session, retime
 
 Phase = Literal["prefill", "decode"]
 

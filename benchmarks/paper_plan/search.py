@@ -21,8 +21,7 @@ from planner.layout.layout import Layout, PlanCase
 from planner.parallel import in_parallel
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import Session
+from workloads.trace import Session, retime
 
 _CURVE_SESSIONS = 300
 """Most sessions of the trace in the simulation of a curve. Of a longer trace they are an even choice."""

@@ -10,9 +10,8 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
-from workloads.generate import WORKLOADS, Lengths, generate
-from workloads.retime import retime
-from workloads.trace import Session, load_trace
+from workloads.trace import Session, load_trace, retime
+from workloads.trace_command import WORKLOADS, Lengths, generate
 
 PAPER_GPUS = {"toolbench": 8, "gaia": 32, "hotpotqa": 8, "dureader": 16}
 PAPER_SLOS_MS = {
@@ -40,7 +39,7 @@ class Setting:
     """A model on GPUs with a layout, a workload and targets.
 
     Attributes:
-        trace: a workload of `workloads.generate`, or a trace's name or path.
+        trace: a workload of `workloads.trace_command`, or a trace's name or path.
         prefill, decode: replicas, as in 1xTP4.
         duration_s: of the arrivals; long enough for a backlog to show.
     """

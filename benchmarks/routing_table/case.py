@@ -14,8 +14,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.types import Route, Slo
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import SimulationOptions
-from workloads.retime import retime
-from workloads.trace import Session, kept_tokens
+from workloads.trace import Session, kept_tokens, retime
 
 LOADS = (0.0, 0.25, 0.5, 1.0)
 """Where the ranges of load begin: queued prefill time over the TTFT target."""

@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from dashboard_layout import Panel, Series, draw
 
-from ampd.cli.serve.metrics import TARGETS_FILE
-from ampd.cli.serve.running import ampd_command, running_graph
+from ampd.cli.serve.graph import TARGETS_FILE
+from tools.demo import ampd_command, running_graph
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "k8s" / "monitoring"

@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.serve.running import ampd_command, running_graph
-from ampd.cli.top.collect import Collector, Target
+from ampd.cli.top.command import Collector, Target
 from ampd.cli.top.render import lines
 from ampd.cli.top.snapshot import Row
 from ampd.documents import write_document
 from ampd.errors import RunError, guarded
 from ampd.perf.presets import load_performance_model
 from ampd.settings import Settings, parse_settings
+from tools.demo import ampd_command, running_graph
 
 PROG = "python docs/pictures/top.py"
 

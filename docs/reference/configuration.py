@@ -90,12 +90,12 @@ SECTIONS: tuple[Section, ...] = (
         "Also the flags of every worker.",
     ),
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
-    Section("ampd top", "ampd.cli.top.settings:TopSettings"),
-    Section("ampd session list", "ampd.cli.session.settings:ListSettings"),
-    Section("ampd session show ID", "ampd.cli.session.settings:ShowSettings"),
-    Section("ampd session end ID", "ampd.cli.session.settings:EndSettings", "ampd.cli.session.settings:ShowSettings"),
+    Section("ampd top", "ampd.cli.top.command:TopSettings"),
+    Section("ampd session list", "ampd.cli.session:ListSettings"),
+    Section("ampd session show ID", "ampd.cli.session:ShowSettings"),
+    Section("ampd session end ID", "ampd.cli.session:EndSettings", "ampd.cli.session:ShowSettings"),
     Section("ampd doctor", "ampd.cli.doctor.command:DoctorSettings"),
-    Section("ampd profile", "ampd.cli.profile.command:ProfileSettings"),
+    Section("ampd profile", "ampd.cli.profile:ProfileSettings"),
     Section(
         "The case of a plan or a simulation",
         CASE,
@@ -106,9 +106,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
     Section("ampd trace generate", "workloads.trace_command:GenerateSettings"),
     Section("ampd trace stats", "workloads.trace_command:StatsSettings"),
-    Section("python -m workloads.traces.select", "workloads.traces.select:SelectSettings"),
     Section("python -m ampd.tiny_model", "ampd.tiny_model:TinyModelSettings"),
-    Section("python -m ampd.cli.serve.demo", "ampd.cli.serve.demo:DemoSettings", text="`make demo` runs this."),
 )
 
 

@@ -29,13 +29,6 @@ _NIXL = "https://docs.nvidia.com/nixl/user-guide/backend-selection/ucx"
 
 ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
-        ("AMPD_COMPILED",),
-        "AMPD",
-        "`0`: `ampd simulate` and `ampd plan` run in pure Python, even if `make compiled` was run. `1`: other "
-        "programs, also the processes of a graph, use the compiled modules too.",
-        "simulator.md#a-compiled-simulator",
-    ),
-    Variable(
         ("AMPD_POLICY_MODULES",),
         "AMPD",
         "Modules with policies of your own, comma-separated. Every process of a graph and the simulator import them.",

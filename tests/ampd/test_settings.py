@@ -7,7 +7,7 @@ from pydantic_settings import CliSuppress
 
 from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
-from ampd.settings import OldFlag, Settings, parse_settings
+from ampd.settings import Settings, parse_settings
 
 
 class _Sample(Settings):
@@ -39,38 +39,6 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         parse_settings(_Sample, argv, "x")
     assert "\n" not in str(raised.value)
-
-
-class _Renewed(_Sample):
-    old_flags: ClassVar = {"--pace": OldFlag("use --rate"), "--depth": OldFlag("leave it out")}
-
-
-class _Combined(_Renewed):
-    old_flags: ClassVar = {"--width": OldFlag("leave it out")}
-
-
-@pytest.mark.parametrize("old", [["--depth", "4"], ["--depth=4"], ["--width", "-4"]])
-def test_a_removed_flag_changes_nothing_and_is_warned_about(capsys: pytest.CaptureFixture[str], old: list[str]) -> None:
-    expected = parse_settings(_Combined, ["--needed", "1"], "x")
-    assert capsys.readouterr().err == ""
-    assert parse_settings(_Combined, [*old, "--needed", "1"], "x") == expected
-    flag = old[0].partition("=")[0]
-    assert capsys.readouterr().err == f"x: {flag} has no effect any more: leave it out\n"
-
-
-def test_an_old_flag_does_not_swallow_the_next_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert parse_settings(_Combined, ["--depth", "--needed", "1"], "x").needed == 1
-    assert "--depth has no effect" in capsys.readouterr().err
-
-
-def test_old_variables_are_treated_like_old_flags(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("AMPD_PACE", "4")
-    monkeypatch.setenv("AMPD_DEPTH", "4")
-    assert parse_settings(_Combined, ["--needed", "1", "--rate", "5"], "x").rate == 5
-    warnings = {"x: AMPD_PACE has no effect any more: use --rate", "x: AMPD_DEPTH has no effect any more: leave it out"}
-    assert set(capsys.readouterr().err.splitlines()) == warnings
 
 
 class _Secretive(Settings):

@@ -9,8 +9,7 @@ import pytest
 
 from ampd.types import Slo
 from benchmarks.metrics_agreement import compared, later_than_measured, replayed
-from workloads.retime import retime
-from workloads.trace import load_trace
+from workloads.trace import load_trace, retime
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 

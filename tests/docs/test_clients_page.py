@@ -63,7 +63,7 @@ async def _is_counted(store: StateStore) -> bool:
 
 async def _unnamed(store: StateStore) -> int:
     """Rounds without a session, so far."""
-    return sum(entry.view.window.unnamed for entry in (await store.overview()).coordinators)
+    return sum(entry.view.window.counts.get("unnamed", 0) for entry in (await store.overview()).coordinators)
 
 
 async def _run(*command: str, folder: Path | None = None) -> tuple[int | None, str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.serve.running import running_graph
+from tools.demo import running_graph
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,8 +20,7 @@ from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.frontend import Frontend
-from ampd.cli.serve.graph import dynamo_environment
+from ampd.cli.serve.graph import Frontend, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.reserved_ports import reserved_ports
 from ampd.state.connect import open_store

@@ -8,7 +8,7 @@ from tests.harness.graph import Graph
 
 def role_flags(graph: Graph) -> list[str]:
     """Of a scripted coordinator that assigns the roles of `assign`."""
-    return ["--pools", f"from-file(path={graph.folder / 'wanted.json'})", "--pools-interval-s", "0.1"]
+    return ["--pools", f"from-file(path={graph.folder / 'wanted.json'})"]
 
 
 def assign(graph: Graph, **roles: tuple[str, str]) -> None:

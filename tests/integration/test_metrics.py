@@ -16,7 +16,7 @@ import pytest_asyncio
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from ampd.cli.serve.metrics import system_environment
+from ampd.cli.serve.graph import system_environment
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from ampd.tiny_model import tiny_model_path

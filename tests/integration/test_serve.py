@@ -132,7 +132,7 @@ def _wait_gone(pids: list[int]) -> None:
 
 @pytest.mark.long
 def test_the_modelled_demo_replays_a_real_trace_and_writes_its_report(tmp_path: Path) -> None:
-    argv = [sys.executable, "-m", "ampd.cli.serve.demo", "--engine", "modelled", "--out", str(tmp_path)]
+    argv = [sys.executable, "-m", "tools.demo", "--engine", "modelled", "--out", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "demo.json").read_text())

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ampd.cli.serve.running import running_graph
 from tests.waiting import PATIENCE_S
+from tools.demo import running_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.cli.serve.metrics import system_environment, system_url
+from ampd.cli.serve.graph import system_environment, system_url
 from ampd.session_key import session_key
 from ampd.state.store import StateStore
 from ampd.telemetry.metrics import names

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.cli.serve.metrics import system_environment, system_url
+from ampd.cli.serve.graph import system_environment, system_url
 from ampd.session_key import session_key
 from tests.harness.graph import Graph, chat, profile, session
 from tests.harness.ports import free_ports
@@ -169,7 +169,9 @@ async def test_rounds_without_a_session_are_counted_and_warned_about_once(site: 
     try:
 
         async def published() -> bool:
-            return any(entry.view.window.unnamed >= 25 for entry in (await store.overview()).coordinators)
+            return any(
+                entry.view.window.counts.get("unnamed", 0) >= 25 for entry in (await store.overview()).coordinators
+            )
 
         await until(published)
     finally:

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ampd.cli.serve.running import ampd_command, running_graph
 from ampd.session_key import session_key
+from tools.demo import ampd_command, running_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

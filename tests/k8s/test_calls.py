@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.serve.frontend import FRONTEND_ENVIRONMENT
+from ampd.cli.serve.graph import FRONTEND_ENVIRONMENT
 from tests.k8s.pods import COMPONENT, INSTANCE, Pod, environment, pods, selects
 from tests.k8s.rendering import ALL, GRAPHS, for_each, named, needs_kubectl, rendered
 

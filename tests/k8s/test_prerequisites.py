@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from planner.manifest import planned
-from planner.manifest.base import base_objects, rendered
+from planner.manifest.files import base_objects, rendered
 from tests.k8s.pods import pods
 from tests.planner.manifest.lab import objects_of
 

@@ -109,14 +109,6 @@ def test_a_plan_without_the_layout_that_its_manifest_wants_is_still_printed(
     assert plan["summary"] in (tmp_path / "plan.html").read_text()
 
 
-@pytest.mark.slow
-def test_flags_of_the_version_before_have_no_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    old = ["--by-trials", "--no-use-cache", "--cache", str(tmp_path)]
-    assert main([MOST[0], *old, *MOST[1:-1], "0", "--rate", "3", "--degrees", "1", "--jobs", "1"]) == 0
-    err = capsys.readouterr().err
-    assert all(f"{flag} has no effect any more" in err for flag in ("--by-trials", "--no-use-cache", "--cache"))
-
-
 @pytest.mark.long
 def test_a_rate_that_no_layout_carries_gives_the_best_and_the_miss(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(capsys, "--gpus", "1", "--rate", "100", "--ttft", "0.2", "--itl", "0.02", "--degrees", "1")

@@ -60,7 +60,7 @@ def test_the_table_tells_the_papers_policy_from_this_system(routing: str, capsys
 
 def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--pools", "static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
-    rows = simulated(capsys, *flags, "--decode", "2xTP1", "--pools-interval-s", "0.2")["results"]
+    rows = simulated(capsys, *flags, "--decode", "2xTP1")["results"]
     assert [(row["mode"], row.get("pools"), row.get("slicing")) for row in rows] == [
         ("disaggregated", None, None),
         ("disaggregated", "arrow(cooldown_s=2.0)", None),
@@ -199,7 +199,6 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--pools", "arrow(cooldown_s=-1)"], r"cooldown_s: .*greater than or equal to 0"),
         (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
         (["--slicing", ","], r"name at least one"),
-        (["--pools-interval-s", "0"], r"--pools-interval-s"),
         (["--routing", "ampd(gamma=1)"], r"no parameter 'gamma'"),
         (["--routing", "ampd(alpha)"], r"give parameters as name=value"),
         (["--routing", "ampd(alpha=-1)"], r"alpha: .*greater than 0"),

@@ -29,7 +29,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--model", MODEL, "--routing", "ampd(gamma=1)"], ["gamma", "alpha"]),
         (["--model", MODEL, "--routing", "ampd(alpha=-1)"], ["alpha", "-1"]),
         (["--model", MODEL, "--binding", "kv-router(tokens=1)"], ["tokens", "overlap_weight"]),
-        (["--model", MODEL, "--routing-params", "alpha"], ["--routing-params", "name=value"]),
+        (["--model", MODEL, "--routing", "ampd(alpha)"], ["alpha", "name=value"]),
         (["--model", MODEL, "--perf", "no-such"], ["no-such", "tiny-cpu"]),
         (["--model", MODEL], ["--perf is missing", "qwen3-32b@h20"]),
         (["--model", MODEL, "--dyn-tool-call-parser", "no-such"], ["no-such", "hermes"]),
@@ -53,26 +53,6 @@ def test_a_folder_that_is_no_model_is_refused(
     for name in files:
         (tmp_path / name).write_text("{}")
     assert word in refusal(capsys, "--model", str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--routing", "ampd(alpha=-1)", "--routing-params", "beta=1"], ["alpha", "-1"]),
-        (["--routing", "ampd", "--routing-params", "gamma=1"], ["gamma", "alpha"]),
-        (["--routing", "ampd", "--routing-params", "alpha=-1"], ["alpha", "-1"]),
-        (["--routing", "ampd", "--binding", "kv-router", "--binding-params", "tokens=1"], ["tokens", "overlap_weight"]),
-    ],
-)
-def test_parameters_in_the_old_form_count_after_a_warning(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]
-) -> None:
-    assert main(["--model", MODEL, *arguments]) == 2
-    warning, error = capsys.readouterr().err.strip().splitlines()
-    flag, parameters = arguments[-2:]
-    instead = f"write {flag.removesuffix('-params')} 'NAME({parameters})'"
-    assert warning.endswith(f"{flag} will be removed in the next version; {instead}")
-    assert all(word in error for word in words), error
 
 
 def test_a_coordinator_that_anybody_may_call_is_refused(

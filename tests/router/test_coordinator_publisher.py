@@ -126,10 +126,10 @@ async def test_a_view_is_read_from_the_coordinator() -> None:
     assert not read_view().is_state_heard
     await coordinator.start()
     coordinator.session_counts.add(bound=5, moved=2)
-    assert read_view().window.sessions_bound == read_view().window.sessions_bound == 5
+    assert read_view().window.counts["bound"] == read_view().window.counts["bound"] == 5
     coordinator.session_counts.add(bound=1)
     view = read_view()
-    assert (view.window.sessions_bound, view.window.sessions_repinned) == (6, 2)
+    assert (view.window.counts["bound"], view.window.counts["moved"]) == (6, 2)
     assert (view.coordinator_id, view.slo) == ("c1", Slo(0.5, 0.05))
     assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "static")
     assert (view.rounds_in_progress, view.is_leading, view.is_state_heard) == (0, False, True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.generate import WORKLOADS, Lengths, generate
+from workloads.trace_command import WORKLOADS, Lengths, generate
 
 PAPER = {
     "toolbench": (3.96, 703.79, 50.39),

@@ -3,8 +3,7 @@
 import pytest
 
 from ampd.types import Slo
-from workloads.missed_rounds import missed_rounds
-from workloads.results import PromptTokens, RoundRecord
+from workloads.results import PromptTokens, RoundRecord, missed_rounds
 
 SLO = Slo(0.5, 0.05)
 DECISION = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampd.types import Slo
-from workloads.result_table import format_result
-from workloads.results import PromptTokens, RoundRecord, summarise
+from workloads.results import PromptTokens, RoundRecord, format_result, summarise
 
 SLO = Slo(1.0, 0.1)
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from workloads.retime import retime
-from workloads.trace import Round, Session
+from workloads.trace import Round, Session, retime
 
 
 def _trace(count: int) -> list[Session]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from hypothesis import given, settings
 
 from tests.planner.simulator.lab import session_lists
-from workloads.stats import describe, format_stats, trace_stats
 from workloads.trace import Round, Session
+from workloads.trace_command import describe, format_stats, trace_stats
 
 
 @settings(max_examples=20)

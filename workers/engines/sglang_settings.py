@@ -6,13 +6,13 @@ import json
 import logging
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
-from ampd.settings import OldFlag, Settings
+from ampd.settings import Settings
 from ampd.types import GIB
 from workers.engines.base import EngineError
 from workers.engines.sglang_limits import check_arguments, check_degree, check_page_size
@@ -40,12 +40,6 @@ class Device(StrEnum):
 
 class SglangSettings(Settings):
     """What SGLang is started with."""
-
-    old_flags: ClassVar = {
-        "--pin-budget": OldFlag("nothing is kept on the device between rounds; leave it out"),
-        "--staged-ttl-s": OldFlag("KV of other workers goes into the store (--kv-store-gib); leave it out"),
-        "--staging-tokens": OldFlag("KV of other workers goes into the store (--kv-store-gib); leave it out"),
-    }
 
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")

@@ -1,20 +1,238 @@
-"""How the trace formats are loaded: each loader is registered under the name of its format."""
+"""How the trace formats are loaded: checked reading of their files, the rounds of recorded calls, and the registry."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from datetime import UTC, datetime
 from pathlib import Path
-from pkgutil import iter_modules
+from typing import Any
 
-from pydantic import ValidationError
-
-from ampd.documents import first_problem
-from ampd.errors import UserError, one_line_of
+from ampd.errors import UserError
 from workloads.tokencount import TokenCounter, approximate_tokens
-from workloads.trace import Session
+from workloads.trace import MAX_TOKENS, UNPACKED_CHARACTERS, Round, Session, numbered_lines, open_text, parse_json
+
+# -- reading source files: a file or a folder, plain or gzipped, with errors that name the place
+
+Row = tuple[str, dict[str, Any]]
+"""(place, object) of a line of JSON."""
+
+
+def source_files(path: Path, *suffixes: str) -> list[Path]:
+    """The file itself, or all files below a folder with one of the suffixes (also with `.gz`), sorted.
+
+    Raises:
+        UserError: a folder without such a file.
+    """
+    if path.is_file():
+        return [path]
+    wanted = tuple(suffixes) + tuple(f"{suffix}.gz" for suffix in suffixes)
+    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(wanted))
+    if not found:
+        raise UserError(f"{path}: holds no file ending in {' or '.join(wanted)}")
+    return found
+
+
+def only_file(path: Path, *suffixes: str) -> Path:
+    """The file itself, or the only one below a folder with one of the suffixes (also with `.gz`).
+
+    For formats in which each file is a trace with times or names of its own.
+
+    Raises:
+        UserError: a folder without such a file, or with several.
+    """
+    found = source_files(path, *suffixes)
+    if len(found) > 1:
+        names = ", ".join(str(file.relative_to(path)) for file in found[:5])
+        raise UserError(f"{path}: holds {len(found)} traces; convert one at a time: {names}")
+    return found[0]
+
+
+def file_stem(file: Path) -> str:
+    """A file's name without `.gz` and without its last suffix."""
+    return Path(file.name.removesuffix(".gz")).stem
+
+
+def read_json(file: Path) -> Any:
+    """A whole file as one JSON value."""
+    with open_text(file) as stream:
+        try:
+            text = stream.read(UNPACKED_CHARACTERS + 1)
+            if len(text) > UNPACKED_CHARACTERS:
+                raise UserError(f"{file}: holds more than {UNPACKED_CHARACTERS} characters; split it")
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg})") from None
+        except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{file}: cannot be read ({error})") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{file}: a number has too many digits, or brackets are nested too deeply") from None
+
+
+def read_json_lines(file: Path) -> Iterator[Row]:
+    """Every line that is not blank."""
+    for number, line in numbered_lines(file):
+        where = f"{file}:{number}"
+        yield where, as_object(parse_json(line, where), where)
+
+
+def rows_by_session(
+    files: Iterable[Path],
+    name_of: Callable[[dict[str, Any], str], str],
+    counts: tuple[str, str],
+    note: Callable[[str], None],
+) -> dict[str, list[Row]]:
+    """The rows of JSON-lines files by session, in the order of the files. Rows without tokens are left out.
+
+    Args:
+        name_of: gives the session of a row at a place.
+        counts: keys of the prompt's and of the output's tokens.
+        note: called with one line for each row that is left out.
+    """
+    by_session: dict[str, list[Row]] = {}
+    for file in files:
+        for where, row in read_json_lines(file):
+            if all(count_of(row, key, where) for key in counts):
+                by_session.setdefault(name_of(row, where), []).append((where, row))
+            else:
+                note(f"{where}: no tokens, left out")
+    return by_session
+
+
+def as_object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: expected an object, found {type(value).__name__}")
+    return value
+
+
+def as_list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UserError(f"{where}: expected a list, found {type(value).__name__}")
+    return value
+
+
+def count_of(record: dict[str, Any], key: str, where: str) -> int:
+    """A count that must be there."""
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        value = -1
+    if not 0 <= value <= MAX_TOKENS or value != int(value):
+        raise UserError(f"{where}: {key} must be a count from 0 to {MAX_TOKENS} (found: {record.get(key)!r})")
+    return int(value)
+
+
+def seconds_of(record: dict[str, Any], key: str, where: str, *, unit_s: float = 1.0) -> float | None:
+    """A duration or time in seconds, from a number in units of `unit_s`; None if it is missing."""
+    value = record.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"{where}: {key} must be a number (found: {value!r})")
+    return float(value) * unit_s
+
+
+def timestamp_s(value: Any, where: str) -> float:
+    """An ISO 8601 time as seconds since 1970; a time without a zone counts as UTC."""
+    try:
+        moment = datetime.fromisoformat(str(value).strip())
+    except ValueError:
+        raise UserError(f"{where}: {value!r} is not an ISO 8601 time") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.timestamp()
+
+
+# -- turns the prompts of successive model calls into the rounds of a session: kept context and new tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model call as recorded by a source.
+
+    Attributes:
+        prompt_tokens: the whole prompt.
+        output_tokens: generated tokens.
+        gap_s: seconds between the end of the previous call and this one.
+        hashes: of the prompt's blocks of `block_tokens` tokens; empty if the source has none.
+        shared_tokens: without hashes, the tokens of the previous PROMPT that are a prefix of this one; None: unknown.
+        text: the new words of this prompt.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    gap_s: float = 0.0
+    hashes: Sequence[int] = ()
+    block_tokens: int = 0
+    shared_tokens: int | None = None
+    text: str | None = None
+
+
+def rounds_of(calls: Sequence[Call], where: str) -> tuple[Round, ...]:
+    """Rounds of one session.
+
+    A prompt that is longer than the previous prompt with its output, and is not known to diverge from it, extends it.
+    The agent rewrote any other prompt, which keeps only tokens that are known to be shared. These are the tokens that
+    the source records (at most the previous prompt, because a dropped output is not shared). If it records none, they
+    are the whole previous prompt if this one is longer, else none. At least one token of a prompt is new.
+
+    Raises:
+        UserError: a call without prompt or output tokens.
+    """
+    rounds: list[Round] = []
+    previous: Call | None = None
+    for index, call in enumerate(calls):
+        if call.prompt_tokens < 1 or call.output_tokens < 1:
+            raise UserError(f"{where}: call {index} has no prompt or no output tokens")
+        keep = _keep_tokens(previous, call)
+        base = previous.prompt_tokens + previous.output_tokens if keep is None and previous else keep or 0
+        rounds.append(
+            Round(
+                incr_tokens=call.prompt_tokens - base,
+                output_tokens=call.output_tokens,
+                tool_s=round(max(call.gap_s, 0.0), 6) if previous else 0.0,
+                keep_tokens=keep,
+                text=call.text,
+            )
+        )
+        previous = call
+    return tuple(rounds)
+
+
+def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Number of equal items at the beginning of two sequences."""
+    pairs = zip(left, right, strict=False)
+    return next((index for index, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
+
+
+def _keep_tokens(previous: Call | None, call: Call) -> int | None:
+    if previous is None:
+        return None
+    shared = _shared_tokens(previous, call)
+    diverges = shared is not None and shared < previous.prompt_tokens
+    if call.prompt_tokens > previous.prompt_tokens + previous.output_tokens and not diverges:
+        return None
+    if shared is None:
+        shared = previous.prompt_tokens if call.prompt_tokens > previous.prompt_tokens else 0
+    return max(0, min(shared, previous.prompt_tokens, call.prompt_tokens - 1))
+
+
+def _shared_tokens(previous: Call, call: Call) -> int | None:
+    """Tokens of the previous prompt that this one shares, by the block hashes if both have them.
+
+    Only full blocks can be compared. If this prompt shares all full blocks of the previous one, it shares the whole
+    prompt, because the last, partial block changes its hash as soon as it fills.
+    """
+    if not (previous.hashes and call.hashes and call.block_tokens):
+        return call.shared_tokens
+    common = common_prefix(previous.hashes, call.hashes)
+    full_blocks = previous.prompt_tokens // call.block_tokens
+    return previous.prompt_tokens if common >= full_blocks else common * call.block_tokens
+
+
+# -- what the loaders of all formats have in common
 
 
 def _to_stderr(message: str) -> None:
@@ -36,59 +254,5 @@ class LoadOptions:
     note: Callable[[str], None] = _to_stderr
 
 
-_MISFITS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What a loader raises where a value has another form than the format says."""
-
 Loader = Callable[[Path, LoadOptions], Iterator[Session]]
 """(file or folder, options) -> sessions. Raises `UserError` for malformed input, with file and place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One known format: its name, one line about it, and its loader."""
-
-    name: str
-    summary: str
-    load: Loader
-
-
-_FORMATS: dict[str, Format] = {}
-
-
-def register(name: str, summary: str) -> Callable[[Loader], Loader]:
-
-    def add(loader: Loader) -> Loader:
-        _FORMATS[name] = Format(name, summary, loader)
-        return loader
-
-    return add
-
-
-def formats() -> dict[str, Format]:
-    for module in iter_modules([str(Path(__file__).parent)], "workloads.formats."):
-        import_module(module.name)
-    return dict(sorted(_FORMATS.items()))
-
-
-def load_sessions(name: str, path: Path, options: LoadOptions) -> Iterator[Session]:
-    """Load `path` as the format `name` (underscores and hyphens are the same).
-
-    Raises:
-        UserError: an unknown format (the known ones are listed), a missing path, or input that does not fit.
-    """
-    known = formats()
-    chosen = known.get(name.lower().replace("_", "-"))
-    if chosen is None:
-        raise UserError(f"unknown trace format {name!r}; known: {', '.join(known)}")
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder")
-    return _loaded(chosen, path, options)
-
-
-def _loaded(chosen: Format, path: Path, options: LoadOptions) -> Iterator[Session]:
-    try:
-        yield from chosen.load(path, options)
-    except ValidationError as error:
-        raise UserError(f"{path}: does not fit the format {chosen.name}: {first_problem(error)}") from None
-    except _MISFITS as error:
-        raise UserError(f"{path}: does not fit the format {chosen.name}: {one_line_of(error)}") from None

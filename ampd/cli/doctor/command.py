@@ -9,10 +9,26 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ampd.cli.doctor import machine
-from ampd.cli.doctor.finding import Finding, Verdict, made, table, to_json, worst
-from ampd.cli.doctor.model import check_performance_model, judge_model, read_model
-from ampd.cli.doctor.shared_state import judge_state, read_state
+from ampd.cli.doctor.checks import (
+    Finding,
+    Verdict,
+    check_compiler,
+    check_gpus,
+    check_inotify,
+    check_locked_memory,
+    check_memory,
+    check_performance_model,
+    check_shared_memory,
+    check_software,
+    judge_model,
+    judge_state,
+    made,
+    read_model,
+    read_state,
+    table,
+    to_json,
+    worst,
+)
 from ampd.cli.serve.devices import FoundGpu, found_gpus
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName
 from ampd.graph_settings import GraphSettings
@@ -60,16 +76,16 @@ def run(argv: Sequence[str]) -> int:
 def _examined(settings: DoctorSettings) -> Iterator[Finding]:
     """The finding of every check. Only engines that compute need a device, its compiler, shared memory and weights."""
     computes = settings.engine is EngineName.SGLANG
-    yield made("software", partial(machine.check_software, settings.engine))
+    yield made("software", partial(check_software, settings.engine))
     gpus: list[FoundGpu] = []
     if computes:
         yield made("GPUs", lambda: _check_gpus(gpus, settings.tp))
         if gpus:
-            yield made("compiler", machine.check_compiler)
-        yield made("memory", machine.check_memory)
-        yield made("/dev/shm", machine.check_shared_memory)
-        yield made("locked memory", machine.check_locked_memory)
-    yield made("inotify", machine.check_inotify)
+            yield made("compiler", check_compiler)
+        yield made("memory", check_memory)
+        yield made("/dev/shm", check_shared_memory)
+        yield made("locked memory", check_locked_memory)
+    yield made("inotify", check_inotify)
     yield made("Redis", lambda: judge_state(read_state(settings.state_url, settings.namespace)))
     model = made("model", lambda: _check_model(settings, gpus, computes=computes))
     yield model
@@ -80,9 +96,9 @@ def _examined(settings: DoctorSettings) -> Iterator[Finding]:
 
 
 def _check_gpus(gpus: list[FoundGpu], tp: int) -> Finding:
-    """As `machine.check_gpus`; `gpus` gets those that are found, for the checks after it."""
+    """As `check_gpus`; `gpus` gets those that are found, for the checks after it."""
     gpus += found_gpus()
-    return machine.check_gpus(gpus, tp)
+    return check_gpus(gpus, tp)
 
 
 def _check_model(settings: DoctorSettings, gpus: Sequence[FoundGpu], *, computes: bool) -> Finding:

@@ -1,22 +1,176 @@
-"""The processes of a graph with their command lines and environments, computed from the settings."""
+"""The processes of a graph with their command lines, environments and ports, computed from the settings."""
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain, repeat
 from pathlib import Path
 
 from ampd.call_signatures import LOOPBACK
-from ampd.cli.serve.frontend import Frontend
-from ampd.cli.serve.metrics import system_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import ServeSettings
+from ampd.errors import UserError
 from ampd.graph_settings import GraphSettings
 from ampd.settings import PREFIX
+from ampd.telemetry.metrics.system import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
 from ampd.types import Role
 from ampd.wire import METADATA_PREFIX
+
+# -- The largest body of a request that a frontend takes: what the longest context can need, and not more.
+#
+# A frontend turns a body into tokens before it knows their number. 10 MB of text took it 27 s and 1.4 GB.
+
+BODY_LIMIT_VARIABLE = "DYN_HTTP_BODY_LIMIT_MB"
+
+_BYTES_PER_TOKEN = 16
+"""More than text needs (about 4), a token id in JSON (up to 7), or a character as two JSON escapes (12)."""
+_MIN_MB = 4
+_UNKNOWN_CONTEXT_MB = 45
+"""Dynamo's own limit."""
+
+
+def body_limit_mb(context_tokens: int | None) -> int:
+    """In MB; the variable wins if the user has set it. `context_tokens` None: the model does not name its context.
+
+    Raises:
+        UserError: the variable is no number of MB.
+    """
+    if chosen := os.environ.get(BODY_LIMIT_VARIABLE):
+        if not (chosen.isascii() and chosen.isdigit() and len(chosen) < 7 and int(chosen)):
+            raise UserError(
+                f"ampd serve: {BODY_LIMIT_VARIABLE}={chosen[:30]}: give the largest body in MB, as a whole number"
+            )
+        return int(chosen)
+    if context_tokens is None:
+        return _UNKNOWN_CONTEXT_MB
+    return max(_MIN_MB, -(-context_tokens * _BYTES_PER_TOKEN // 2**20))
+
+
+# -- metrics of a local graph: a port per process, and a file that lists the ports for Prometheus
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Loopback address for a server that listens on all addresses."""
+TARGETS_FILE = "metrics.json"
+
+
+def system_environment(host: str, port: int | None) -> dict[str, str]:
+    """Environment that opens the system port of a process; None: no port, even if our own environment has one."""
+    if port is None:
+        return {PORT_VARIABLE: str(OFF)}
+    return {PORT_VARIABLE: str(port), HOST_VARIABLE: host}
+
+
+def system_url(host: str, port: int) -> str:
+    """The address of a system port for callers on this machine."""
+    return f"http://{_address(host)}:{port}"
+
+
+def live_urls(host: str, specs: Iterable[ProcessSpec], elsewhere: Mapping[str, tuple[str, int]]) -> dict[str, str]:
+    """Name -> address at which a process says that it lives. Processes without a port are left out.
+
+    Coordinators and workers answer there by their event loop, frontends by Dynamo's threads, which do all their work.
+
+    Args:
+        host, elsewhere: see `write_targets`.
+    """
+    urls = {}
+    for spec in specs:
+        if spec.name in elsewhere:
+            urls[spec.name] = f"{system_url(*elsewhere[spec.name])}/live"
+        elif (port := int(spec.env.get(PORT_VARIABLE, OFF))) != OFF:
+            urls[spec.name] = system_url(host, port) + LIVENESS_PATH
+    return urls
+
+
+def _address(host: str) -> str:
+    host = _ANY.get(host, host)
+    return f"[{host}]" if ":" in host else host
+
+
+def write_targets(
+    folder: Path, host: str, specs: Iterable[ProcessSpec], elsewhere: Mapping[str, tuple[str, int]]
+) -> Path:
+    """Write the file for Prometheus's `file_sd_configs`: one target per process, with its name in the label `process`.
+
+    Args:
+        host: that the system ports listen on.
+        elsewhere: name -> (host, port) of the processes whose metrics are not at the system port.
+    """
+    places = {spec.name: elsewhere.get(spec.name) or (host, spec.env[PORT_VARIABLE]) for spec in specs}
+    targets = [
+        {"targets": [f"{_address(where)}:{port}"], "labels": {"process": name}}
+        for name, (where, port) in places.items()
+    ]
+    path = folder / TARGETS_FILE
+    path.write_text(json.dumps(targets, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+# -- a graph's frontend: its command line and its environment, wherever one is started on this machine
+
+FRONTEND_ENVIRONMENT = {
+    "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+    # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
+    "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
+    # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
+    "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
+    # A stream's status waits so long for the first token or an error, so that a refusal has its own status.
+    "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": "5000",
+    # Empty lines in a stream without a token, so that nothing on the way takes a long prefill for a dead connection.
+    "DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS": "10000",
+}
+"""Of every frontend, also of those in `k8s/base/graph.yaml`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frontend:
+    """What a frontend must know.
+
+    Attributes:
+        host, port: where clients find it.
+        namespace: of the graph.
+        session_ttl_s: for how long a session stays at one of several coordinators; None: there is only one.
+        body_limit_mb: largest body of a request that it takes; None: as large as Dynamo allows.
+        status_relay: whether the relay stands before it, as it should.
+    """
+
+    host: str
+    port: int
+    namespace: str
+    session_ttl_s: float | None = None
+    body_limit_mb: int | None = None
+    status_relay: bool = True
+
+    def process(self, name: str, environment: Mapping[str, str]) -> ProcessSpec:
+        """The process to start. It inherits none of our variables, because some are secret.
+
+        Args:
+            environment: what all processes of the graph get.
+        """
+        limit = {} if self.body_limit_mb is None else {BODY_LIMIT_VARIABLE: str(self.body_limit_mb)}
+        # For so long Dynamo avoids a coordinator with a broken connection. Nobody can stand in for the only one.
+        avoids = {"DYN_RUNTIME_INHIBITED_DURATION_SECS": "0" if self.session_ttl_s is None else "1"}
+        variables = {**FRONTEND_ENVIRONMENT, **avoids, **limit, **environment}
+        return ProcessSpec(name, self._argv(), variables, hides=PREFIX)
+
+    def _argv(self) -> tuple[str, ...]:
+        flags = ["--http-host", self.host, "--http-port", str(self.port), "--router-mode", "round-robin"]
+        # A round that meets a reset connection goes on at a new one, and a round whose coordinator dies at another one:
+        # only once, so that no request ends all coordinators.
+        flags += ["--namespace", self.namespace, "--migration-limit", "1"]
+        if self.session_ttl_s is not None:
+            # A replica remembers its sessions' contexts. Any replica can serve any round; affinity saves a KV query.
+            # Soft: the sessions of a dead coordinator go on at another one.
+            flags += ["--router-session-affinity-ttl-secs", str(int(self.session_ttl_s))]
+            flags += ["--router-session-affinity-mode", "soft"]
+        return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)
+
+
+# -- the processes of a graph with their command lines and environments, computed from the settings
 
 FRONTEND = "frontend"
 COORDINATOR = "coordinator"

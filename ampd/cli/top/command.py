@@ -1,17 +1,257 @@
-"""The body of `ampd top`."""
+"""The body of `ampd top`: finds the graph, reads its shared state, and shows one snapshot after another."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
+import json
+import os
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import termios
+import time
+import tty
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
-from ampd.cli.top.collect import PROG, Collector, Target, find_target
-from ampd.cli.top.settings import TopSettings
+from pydantic import Field
+from rich.console import Console
+from rich.live import Live
+
+from ampd.cli.serve.local_graphs import LocalGraph, local_graphs
+from ampd.cli.serve.settings import EMBEDDED
+from ampd.cli.top.render import as_text, screen
+from ampd.cli.top.snapshot import Row, snapshot_of
 from ampd.errors import RunError, UserError
-from ampd.settings import parse_settings
-from ampd.state.store import StateUnavailableError
+from ampd.graph_settings import GraphSettings
+from ampd.perf.model import PerformanceModel
+from ampd.perf.presets import load_performance_model, profile_names
+from ampd.settings import Settings, parse_settings
+from ampd.state import open_store
+from ampd.state.redis_connection import without_secrets
+from ampd.state.store import StateStore, StateUnavailableError
+
+# -- settings of `ampd top`
+
+
+class TopSettings(Settings):
+    """Watch a running graph: workers, queues, latencies against the SLO, routes, sessions. q or Ctrl-C ends it."""
+
+    known_names: ClassVar = {"perf": profile_names}
+
+    namespace: str | None = Field(
+        None,
+        validation_alias="dyn_namespace",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        description="Dynamo namespace of the graph; default: that of the `ampd serve` found here, else `ampd`.",
+    )
+    state_url: str | None = Field(
+        None,
+        description="The graph's shared state; default: that of the "
+        f"`ampd serve` found here, else {GraphSettings.model_fields['state_url'].default}.",
+    )
+    interval_s: float = Field(1.0, ge=0.1, description="Seconds between two reads.")
+    once: bool = Field(False, description="Read once, print and end.")
+    as_json: bool = Field(
+        False,
+        validation_alias="json",
+        description="Print JSON on stdout: one object with --once, else one line per read.",
+    )
+    perf: str | None = Field(
+        None,
+        description="Performance model, to predict the waiting time of each queue; default: that of the "
+        "`ampd serve` found here, else none.",
+    )
+
+
+# -- finds the graph to show and reads its shared state: the whole I/O of `ampd top`
+
+PROG = "ampd top"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The graph to show.
+
+    Attributes:
+        model: predicts the wait in each queue; None: no prediction.
+        hint: why this target is a guess, for the error if it does not answer; empty if it is none.
+    """
+
+    state_url: str
+    namespace: str
+    model: PerformanceModel | None = None
+    hint: str = ""
+
+    @property
+    def place(self) -> str:
+        """The shared state without credentials."""
+        return without_secrets(self.state_url)
+
+
+def find_target(settings: TopSettings) -> Target:
+    """The graph that the settings name, or the one that `ampd serve` runs on this machine.
+
+    Raises:
+        UserError: several graphs run here, or the performance model does not exist.
+    """
+    model = load_performance_model(settings.perf) if settings.perf else None
+    default = GraphSettings.model_fields
+    namespace = settings.namespace or str(default["namespace"].default)
+    if settings.state_url not in (None, EMBEDDED):
+        return Target(str(settings.state_url), namespace, model)
+    graphs = local_graphs()
+    fitting = [graph for graph in graphs if settings.namespace in (None, graph.namespace)]
+    if len(fitting) > 1:
+        choices = (f"--state-url {graph.state_url} ({graph.url}, namespace {graph.namespace})" for graph in fitting)
+        raise UserError(f"{PROG}: several graphs run on this machine; choose one with {', or '.join(choices)}")
+    if fitting:
+        return Target(fitting[0].state_url, fitting[0].namespace, model or _model_of(fitting[0]))
+    hint = "no `ampd serve` runs on this machine: "
+    if others := ", ".join(sorted({graph.namespace for graph in graphs})):
+        hint = f"no `ampd serve` of namespace {namespace} runs on this machine ({others} does): "
+    return Target(str(default["state_url"].default), namespace, model, hint)
+
+
+def _model_of(graph: LocalGraph) -> PerformanceModel | None:
+    try:
+        return load_performance_model(graph.perf)
+    except UserError:
+        return None  # the file no longer exists, and the user did not ask for predictions
+
+
+class Collector:
+    """Reads one graph."""
+
+    def __init__(self, store: StateStore, target: Target) -> None:
+        self._store = store
+        self._target = target
+
+    @classmethod
+    async def connect(cls, target: Target) -> Collector:
+        """Open the shared state.
+
+        Raises:
+            UserError: it does not answer, or it refuses the connection.
+        """
+        try:
+            return cls(await open_store(target.state_url, target.namespace, clock=time.monotonic), target)
+        except StateUnavailableError as error:
+            raise UserError(
+                f"{PROG}: {error}; {target.hint}name the graph's Redis with --state-url or AMPD_STATE_URL, as in "
+                "redis://USER:PASSWORD@HOST:6379/0"
+            ) from None
+
+    async def read(self) -> dict[str, Any]:
+        """The snapshot of now, with the keys of docs/top.md#json.
+
+        Raises:
+            StateUnavailableError: the shared state does not answer, or it refuses the command.
+        """
+        overview = await self._store.overview()
+        return {
+            "taken_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "namespace": self._target.namespace,
+            "state": self._target.place,
+            **snapshot_of(overview, time.monotonic(), self._target.model),
+        }
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+# -- shows one snapshot after another: a screen in a terminal, lines elsewhere. q, Ctrl-C or SIGTERM ends it
+
+Read = Callable[[], Awaitable[Row]]
+
+QUIT_KEYS = frozenset("qQ\x03\x04")
+_HINT = "q or Ctrl-C ends"
+_WITHOUT_TERMINAL = (100, 24)
+"""Columns and lines; COLUMNS and the size of a terminal come first."""
+
+
+@contextlib.contextmanager
+def stopping_signals() -> Iterator[asyncio.Event]:
+    """An event that SIGINT and SIGTERM set while the block runs."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    for number in numbers:
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        yield stopped
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def print_snapshot(snapshot: Row, *, as_json: bool, indent: int | None = None) -> None:
+    """Print a snapshot on stdout, as JSON or as text that is as wide as the terminal."""
+    if as_json:
+        print(json.dumps(snapshot, indent=indent), flush=True)
+    else:
+        width = shutil.get_terminal_size(_WITHOUT_TERMINAL).columns
+        print(as_text(snapshot, width, colours=sys.stdout.isatty()), end="", flush=True)
+
+
+async def print_each(read: Read, interval_s: float, stopped: asyncio.Event, *, as_json: bool) -> None:
+    """Print one snapshot after another on stdout. A failed read is a line on stderr."""
+    while not stopped.is_set():
+        try:
+            print_snapshot(await read(), as_json=as_json)
+            print("" if as_json else "\n", end="", flush=True)
+        except StateUnavailableError as error:
+            print(f"ampd top: {error}", file=sys.stderr, flush=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), interval_s)
+
+
+async def show_each(read: Read, interval_s: float, stopped: asyncio.Event, first: Row) -> None:
+    """Fill the terminal with one snapshot after another.
+
+    While the shared state is lost, the last snapshot stays on the screen with the reason.
+    """
+    console, snapshot, page = Console(), first, first
+    with _quit_keys(stopped), Live(console=console, screen=True, auto_refresh=False) as live:
+        while not stopped.is_set():
+            live.update(screen(page, console.width, console.height, _HINT), refresh=True)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopped.wait(), interval_s)
+            try:
+                page = snapshot = await read()
+            except StateUnavailableError as error:
+                note = f"as of {snapshot['taken_at']}: {error}"
+                page = {**snapshot, "notes": [note, *snapshot["notes"]]}
+
+
+@contextlib.contextmanager
+def _quit_keys(stopped: asyncio.Event) -> Iterator[None]:
+    """Set `stopped` when a quit key is pressed. Afterwards the terminal is in its former mode."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    loop, descriptor = asyncio.get_running_loop(), sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+
+    def read_keys() -> None:
+        keys = os.read(descriptor, 64).decode(errors="replace")
+        if not keys or QUIT_KEYS & set(keys):
+            stopped.set()
+            loop.remove_reader(descriptor)
+
+    try:
+        tty.setcbreak(descriptor)
+        loop.add_reader(descriptor, read_keys)
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+
+
+# -- the body of `ampd top`
 
 
 def run(argv: Sequence[str]) -> int:
@@ -30,8 +270,6 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _run(settings: TopSettings, target: Target) -> None:
-    from ampd.cli.top.watch import print_each, print_snapshot, show_each, stopping_signals
-
     collector = await Collector.connect(target)
     try:
         try:
@@ -50,6 +288,6 @@ async def _run(settings: TopSettings, target: Target) -> None:
             if settings.as_json or not sys.stdout.isatty():
                 await print_each(collector.read, settings.interval_s, stopped, as_json=settings.as_json)
             else:
-                await show_each(collector.read, settings.interval_s, stopped)
+                await show_each(collector.read, settings.interval_s, stopped, first)
     finally:
         await collector.close()

@@ -5,17 +5,156 @@ Only values that miss their target are coloured. An exclamation mark shows the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from io import StringIO
 
+from rich.cells import set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
 from ampd.cli.top.snapshot import Row
-from ampd.cli.top.table import MISSED, QUIET, Cell, Column, clipped, table
-from ampd.cli.top.units import age, bar, count, percent, printable, rate, seconds
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import ATTAINMENT
+
+# -- short text for numbers in narrow columns
+
+NOTHING = "-"
+
+
+def seconds(value_s: float | None) -> str:
+    """A duration in at most 6 characters: `0.4ms`, `812ms`, `1.23s`, `45.6s`, `312s`, `2.5h`."""
+    if value_s is None:
+        return NOTHING
+    if value_s <= 0:
+        return "0s"
+    if value_s < 0.00995:
+        return f"{value_s * 1e3:.1f}ms"
+    if value_s < 0.9995:
+        return f"{value_s * 1e3:.0f}ms"
+    for limit_s, digits in ((9.995, 2), (99.95, 1), (9999.5, 0)):
+        if value_s < limit_s:
+            return f"{value_s:.{digits}f}s"
+    hours = value_s / 3600
+    return f"{hours:.1f}h" if hours < 999.95 else f"{min(hours, 99999):.0f}h"
+
+
+def age(value_s: float) -> str:
+    """A duration in at most 4 characters: `0.3s`, `12s`, `5m`, `2h`."""
+    value_s = max(value_s, 0.0)
+    if value_s < 9.95:
+        return f"{value_s:.1f}s"
+    for limit, unit in ((100, 1), (100 * 60, 60), (1000 * 3600, 3600)):
+        if value_s < limit - unit / 2:
+            return f"{value_s / unit:.0f}{'s' if unit == 1 else 'm' if unit == 60 else 'h'}"
+    return ">41d"
+
+
+def count(value: float | None) -> str:
+    """A number in at most 5 characters: `9999`, `12.3k`, `1.2M`, `345G`."""
+    if value is None:
+        return NOTHING
+    if abs(value) < 9999.5:
+        return f"{value:.0f}"
+    for limit, unit in ((1e6, "k"), (1e9, "M"), (1e12, "G"), (1e15, "T")):
+        if value < limit * 0.9995:
+            scaled = value / (limit / 1e3)
+            return f"{scaled:.1f}{unit}" if scaled < 99.95 else f"{scaled:.0f}{unit}"
+    return "lots"
+
+
+def rate(value: float | None) -> str:
+    """A number per second, with one decimal below 100."""
+    return f"{value:.1f}" if value is not None and value < 99.95 else count(value)
+
+
+def percent(share: float | None) -> str:
+    """A share in at most 6 characters: `94.2%`, `100.0%`; never rounded up to all."""
+    if share is None:
+        return NOTHING
+    return f"{share:.1%}" if share >= 1 or share < 0.9995 else "99.9%"
+
+
+def bar(share: float, width: int) -> str:
+    """A share as a bar of `width` characters."""
+    filled = round(min(max(share, 0.0), 1.0) * width)
+    return "█" * filled + "░" * (width - filled)
+
+
+def printable(text: str) -> str:
+    """Text from clients or from the state, without control characters that could move a terminal's cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+# -- tables with columns of fixed width. If a table is wider than the terminal, it drops the least important columns
+
+MISSED = "bold red"
+QUIET = "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The text of one field; `is_missed`: it misses its target."""
+
+    text: str
+    is_missed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        width: in characters.
+        keep: columns with higher numbers stay longer when the terminal is narrow.
+        cell: the field of a row.
+        is_left: the text is aligned to the left.
+    """
+
+    title: str
+    width: int
+    keep: int
+    cell: Callable[[Row], Cell | str]
+    is_left: bool = False
+
+
+def fitting(columns: Sequence[Column], width: int) -> list[Column]:
+    """The columns that fit into `width`; the first one always stays."""
+    kept = list(columns)
+    while len(kept) > 1 and sum(column.width + 1 for column in kept) - 1 > width:
+        kept.remove(min(kept[1:], key=lambda column: column.keep))
+    return kept
+
+
+def table(columns: Sequence[Column], rows: Iterable[Row], width: int) -> list[Text]:
+    """A heading and one line per row, each at most `width` wide; nothing without rows."""
+    kept = fitting(columns, width)
+    lines = [_line(kept, [column.cell(row) for column in kept], width, Text()) for row in rows]
+    heading = _line(kept, [column.title for column in kept], width, Text(style=QUIET))
+    return [heading, *lines] if lines else []
+
+
+def clipped(text: Text, width: int) -> Text:
+    """The line, with an ellipsis at its end if it was wider than `width`."""
+    text.truncate(max(width, 1), overflow="ellipsis")
+    return text
+
+
+def _line(columns: Sequence[Column], cells: Iterable[Cell | str], width: int, line: Text) -> Text:
+    for column, content in zip(columns, cells, strict=True):
+        cell = Cell(content) if isinstance(content, str) else content
+        line.append(" " if column is not columns[0] else "")
+        line.append(_padded(printable(cell.text), column), style=MISSED if cell.is_missed else None)
+    line.rstrip()
+    return clipped(line, width)
+
+
+def _padded(text: str, column: Column) -> str:
+    shown = clipped(Text(text), column.width)
+    if column.is_left:
+        return set_cell_size(shown.plain, column.width)
+    return " " * (column.width - shown.cell_len) + shown.plain
+
 
 _BAR = 4
 _SHORT_ID = 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import queued_s
 from ampd.serving.kv_tiers import TIERS
 from ampd.state.store import Heard, Overview
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.telemetry.latencies import Latencies
-from ampd.telemetry.served_window import ServedWindow, merged
+from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow, merged
+from ampd.telemetry.metrics import names
+from ampd.telemetry.window_counts import LENGTH_S, US, latency_summary
 from ampd.types import KvWindow, Role, Route, WorkerView
 from ampd.wire import fields_of
 
@@ -48,48 +49,49 @@ def snapshot_of(overview: Overview, now_s: float, model: PerformanceModel | None
 
 
 def _window(window: ServedWindow) -> Row:
-    counts = [(*name.partition(" ")[::2], rounds) for name, rounds in window.routes.items()]
-    reasons = sorted(counts, key=lambda item: (-item[2], item[:2]))
-    routes = {str(route): 0 for route in Route}
-    for route, _, rounds in reasons:
-        routes[route] = routes.get(route, 0) + rounds
+    counts, span_s = Counter(window.counts), window.span_s
+    outcomes = {outcome: counts[f"outcome {outcome}"] for outcome in names.OUTCOMES}
+    rounds = sum(outcomes.values())
+    judged = rounds - outcomes[names.ABANDONED]
+    met = outcomes[names.MET]
+    reasons = sorted(_reasons(counts), key=lambda row: (-row["rounds"], row["route"], row["reason"]))
     return {
-        "length_s": window.length_s,
-        "span_s": window.span_s,
-        "rounds": window.rounds,
-        "abandoned": window.abandoned,
-        "refused": window.refused,
-        "errors": window.failed,
-        "rounds_per_s": _share(window.rounds, window.span_s),
-        "output_tokens_per_s": _share(window.output_tokens, window.span_s),
+        "length_s": LENGTH_S,
+        "span_s": span_s,
+        "rounds": rounds,
+        "abandoned": outcomes[names.ABANDONED],
+        "refused": counts["refused"],
+        "errors": outcomes[names.FAILED],
+        "rounds_per_s": _share(rounds, span_s),
+        "output_tokens_per_s": _share(counts["output_tokens"], span_s),
         "attainment": {
-            "rounds": _share(window.met, window.judged),
-            "ttft": _share(window.met_ttft, window.judged),
-            "itl": _share(window.met_itl, window.judged),
+            "rounds": _share(met, judged),
+            "ttft": _share(met + outcomes[names.MISSED_ITL], judged),
+            "itl": _share(met + outcomes[names.MISSED_TTFT], judged),
         },
         "targets": {
-            "ttft_s": _share(window.ttft_targets_s, window.rounds) or None,
-            "itl_s": _share(window.itl_targets_s, window.rounds) or None,
+            "ttft_s": _share(counts["ttft_targets_us"] / US, rounds) or None,
+            "itl_s": _share(counts["itl_targets_us"] / US, rounds) or None,
         },
-        "ttft_initial_s": _summary(window.ttft_initial),
-        "ttft_incremental_s": _summary(window.ttft_incremental),
-        "itl_s": _summary(window.itl),
-        "routes": routes,
-        "reasons": [{"route": route, "reason": reason, "rounds": rounds} for route, reason, rounds in reasons],
-        "sessions_bound": window.sessions_bound,
-        "sessions_repinned": window.sessions_repinned,
-        "unnamed": window.unnamed,
+        **{f"{kind}_s": latency_summary(counts, kind) for kind in ("ttft_initial", "ttft_incremental", "itl")},
+        "routes": {route: sum(row["rounds"] for row in reasons if row["route"] == route) for route in map(str, Route)},
+        "reasons": reasons,
+        "sessions_bound": counts["bound"],
+        "sessions_repinned": counts["moved"],
+        "unnamed": counts["unnamed"],
     }
 
 
-def _summary(latencies: Latencies) -> Row:
-    quantiles = {f"p{percent}": latencies.quantile_s(percent / 100) for percent in (50, 95, 99)}
-    return {"count": latencies.count, "mean": latencies.mean_s, **quantiles}
+def _reasons(counts: Mapping[str, int]) -> Iterator[Row]:
+    for key, rounds in counts.items():
+        word, _, decided = key.partition(" ")
+        if word == "route":
+            route, _, reason = decided.partition(" ")
+            yield {"route": route, "reason": reason, "rounds": rounds}
 
 
 def _coordinator(entry: Heard[CoordinatorView]) -> Row:
-    view, window = entry.view, entry.view.window
-    local = sum(rounds for name, rounds in window.routes.items() if name.startswith(f"{Route.LOCAL} "))
+    view, window = entry.view, _window(entry.view.window)
     return {
         "coordinator_id": view.coordinator_id,
         "age_s": entry.age_s,
@@ -97,9 +99,9 @@ def _coordinator(entry: Heard[CoordinatorView]) -> Row:
         "binding": view.binding,
         "pools": view.pools,
         "rounds_in_progress": view.rounds_in_progress,
-        "rounds": window.rounds,
-        "attainment": _share(window.met, window.judged),
-        "local_share": _share(local, sum(window.routes.values())),
+        "rounds": window["rounds"],
+        "attainment": window["attainment"]["rounds"],
+        "local_share": _share(window["routes"][Route.LOCAL], sum(window["routes"].values())),
         "is_leading": view.is_leading,
         "is_state_heard": view.is_state_heard,
         "state_losses": view.state_losses,

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.gpus import gpu, preset_of
-from ampd.perf.memory import MemoryShare, kv_capacity_tokens
 from ampd.perf.presets import MODELS, analytic_model, load_performance_model, model_shape
+from ampd.perf.roofline import MemoryShare, gpu, kv_capacity_tokens, preset_of
 
 from .config_lab import MIXTRAL, write_config
 

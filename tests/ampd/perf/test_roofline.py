@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.perf.gpus import GPUS, gpu
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, analytic_model, load_performance_model
-from ampd.perf.roofline import Efficiency, analytic_profile
+from ampd.perf.roofline import GPUS, Efficiency, analytic_profile, gpu
 from ampd.types import Parallelism
 
 SHIPPED = load_performance_model("qwen3-32b-h20")

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from ampd.state.store import SessionLimits, StateStore
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.telemetry.latencies import Latencies
-from ampd.telemetry.served_window import ServedWindow
+from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
 from ampd.types import Slo
 from tests.ampd.state.contract_lab import HOSTILE_IDS, LONG_S, SHORT_S
 
@@ -26,23 +24,14 @@ FULL = CoordinatorView(
     state_losses=2,
     considered="2 prefill, 2 decode (now) 90.0%: all stay",
     window=ServedWindow(
-        length_s=60.0,
         span_s=12.5,
-        rounds=9,
-        abandoned=1,
-        failed=1,
-        met=5,
-        met_ttft=6,
-        met_itl=7,
-        output_tokens=10**12,
-        sessions_bound=4,
-        sessions_repinned=2,
-        ttft_targets_s=4.5,
-        itl_targets_s=0.45,
-        routes={"local ttft-slack": 5, 'remote a "reason"\n': 4},
-        ttft_initial=Latencies.of([0.1, 0.2]),
-        ttft_incremental=Latencies.of([0.05]),
-        itl=Latencies.of([]),
+        counts={
+            "outcome met": 5,
+            "output_tokens": 10**12,
+            "route local on-time": 5,
+            'route remote a "reason"\n': 4,
+            "itl -3": 9,
+        },
     ),
 )
 

@@ -20,11 +20,11 @@ from ampd.telemetry.logs import (
     JsonFormatter,
     JsonHandler,
     RoundLog,
+    StderrLines,
     TextFormatter,
     log_fields,
     parse_directives,
 )
-from ampd.telemetry.stderr_lines import StderrLines
 from ampd.telemetry.tracing import Trace
 
 LOG = logging.getLogger("tests.logs")

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from ampd.cli.serve.frontend import FRONTEND_ENVIRONMENT
+from ampd.cli.serve.graph import FRONTEND_ENVIRONMENT
 from benchmarks.faults.cluster import LiveGraph, Member
 
 

@@ -10,7 +10,7 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
 from tests.planner.layout.lab import MODEL, SESSIONS, SLO
-from workloads.retime import retime
+from workloads.trace import retime
 
 from .lab import question
 

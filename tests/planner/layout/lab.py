@@ -4,8 +4,8 @@ from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.layout.layout import PlanCase
 from planner.simulator.options import SimulationOptions
-from workloads.generate import Lengths, generate
 from workloads.trace import Round, Session
+from workloads.trace_command import Lengths, generate
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
 SLO = Slo(0.3, 0.02)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.perf.scaled import ScaledModel
+from ampd.perf.model import ScaledModel
 from planner.layout.layout import Layout, PlanCase
 from planner.layout.trial import SHORT, Horizon, Trial, TrialTask
 from workloads.trace import Round, Session

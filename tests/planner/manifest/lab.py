@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
 from planner.layout.layout import Layout
-from planner.manifest.base import base_objects
-from planner.manifest.deployment import Deployment, PolicyNames
-from planner.manifest.objects import deployment_objects
+from planner.manifest.files import base_objects
+from planner.manifest.planned import Deployment, deployment_objects
 
 Object = dict[str, Any]
 MARKER = "read-by"
@@ -36,7 +35,13 @@ DEPLOYMENT = Deployment(
     model_name="qwen3-32b",
     profile=analytic_model("qwen3-32b", "h200").profile,
     slo=Slo(0.35, 0.04),
-    policies=PolicyNames("predictive(headroom=0.9)", "least-kv", "static", "on-time", "slack(quantum=0.5)"),
+    policies={
+        "routing": "predictive(headroom=0.9)",
+        "binding": "least-kv",
+        "pools": "static",
+        "ordering": "on-time",
+        "slicing": "slack(quantum=0.5)",
+    },
     tool_call_parser="hermes",
     reasoning_parser="qwen3",
     annotations={"ampd.dev/rate-sessions-per-second": "6"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.manifest.arguments import with_environment, with_flags
+from planner.manifest.planned import with_environment, with_flags
 
 NAMES = "abcdef"
 names = st.lists(st.sampled_from(NAMES), unique=True)

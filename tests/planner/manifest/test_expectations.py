@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from planner.manifest.expectations import miss
+from planner.manifest.planned import miss
 
 
 def test_a_miss_has_the_rate_that_is_carried_where_it_is_known() -> None:

@@ -11,9 +11,9 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, analytic_model, load_performance_model
 from ampd.types import Parallelism
 from planner.layout.layout import Layout
-from planner.manifest import replica
-from planner.manifest.base import base_objects
-from planner.manifest.objects import MOST_COMPONENTS, deployment_objects
+from planner.manifest import planned
+from planner.manifest.files import base_objects
+from planner.manifest.planned import MOST_COMPONENTS, deployment_objects
 
 from .lab import DEPLOYMENT, MIXED, by_identity, components, graph_of, layouts, main, objects_of, of_kind
 
@@ -205,9 +205,9 @@ def test_a_replica_like_the_bases_asks_for_what_the_base_asks() -> None:
     worker = components(base_objects())["prefill"]
     assert "--tp=1" in main(worker)["args"]
     assert "--model=/models/qwen3-32b" in main(worker)["args"]
-    assert replica.resources(1) == main(worker)["resources"]
-    assert f"--kv-store-gib={replica.store_gib(1)}" in main(worker)["args"]
-    assert replica.shared_memory(1) == worker["sharedMemorySize"]
+    assert planned.resources(1) == main(worker)["resources"]
+    assert f"--kv-store-gib={planned.store_gib(1)}" in main(worker)["args"]
+    assert planned.shared_memory(1) == worker["sharedMemorySize"]
 
 
 def test_the_store_of_the_plan_is_flag_and_memory_of_the_workers() -> None:

@@ -8,7 +8,7 @@ import yaml
 
 from ampd.errors import UserError
 from planner.layout.layout import Layout
-from planner.manifest.target import MARK, check_target, write_manifest
+from planner.manifest.files import MARK, check_target, write_manifest
 from tests.k8s.pods import UNKNOWN_SECRET, environment, pods
 
 from .lab import K8S, built, by_identity, components, main, needs_kubectl, objects_of, read_by_kubectl

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from planner.manifest.yaml_text import documents
+from planner.manifest.files import documents
 
 from .lab import needs_kubectl, read_by_kubectl
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,7 @@ from ampd.errors import RunError
 from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import PerformanceProfile, Provenance
 from ampd.types import Parallelism
-from planner.profiler.fitting import fit_profile
-from planner.profiler.grid import Density, Limits, grid_of, split
-from planner.profiler.measure import Points, measure
+from planner.profiler import Density, Limits, Points, fit_profile, grid_of, measure, split
 
 PROVENANCE = Provenance(
     kind="measured", source="a test", model="none", gpu="none", date=datetime.date(2026, 1, 1), method="invented"
@@ -143,7 +142,7 @@ def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not
     assert errors["decode_mean"] < 0.03
     assert profile.workers[0].kv_capacity_tokens == 7
     slow = [(n, s * (10 if n == 1024 else 1)) for n, s in points.transfer]
-    broken = points.model_copy(update={"transfer": slow})
+    broken = replace(points, transfer=slow)
     held = [point for point in split(broken.transfer, 0.2, 3)[1] if point[0] == 1024]
     seeds = [seed for seed in range(20) if any(n == 1024 for n, _ in split(broken.transfer, 0.2, seed)[1])]
     assert seeds, held

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.profile.probe import EngineProbe
+from ampd.cli.profile import EngineProbe
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import (
     DecodeCurve,
@@ -24,9 +24,7 @@ from ampd.perf.profile import (
 from ampd.serving.kv_tiers import Found
 from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.types import Parallelism
-from planner.profiler.fitting import fit_profile
-from planner.profiler.grid import Grid
-from planner.profiler.measure import Points, measure
+from planner.profiler import Grid, Points, fit_profile, measure
 from tests.virtual_time import run_virtually
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
@@ -61,7 +59,7 @@ TRUTH = PiecewiseModel(
         kv_transfers=(TRANSFER,),
     )
 )
-MODULES = ("ampd.cli.profile.probe", "workers.engines.time_line", "workers.kv.modelled")
+MODULES = ("ampd.cli.profile", "workers.engines.time_line", "workers.kv.modelled")
 
 
 async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: int = 65_536) -> tuple[Points, int]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from planner.profiler.grid import Density, Grid, Limits, grid_of, split
+from planner.profiler import Density, Grid, Limits, grid_of, split
 
 LARGE = Limits(max_context_tokens=131_072, kv_capacity_tokens=1_000_000, page_tokens=16)
 

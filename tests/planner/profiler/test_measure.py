@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
-import pytest
-
-from planner.profiler.grid import Grid
-from planner.profiler.measure import Points, measure
+from planner.profiler import Grid, Points, measure
 
 GRID = Grid(prefill=((0, 16), (64, 32)), decode=((1, 100), (4, 200)), transfer=(64,))
 Key = tuple[str, ...] | tuple[str | int, ...]
@@ -79,24 +75,3 @@ async def test_the_same_seed_gives_the_same_order() -> None:
         await measured(probe, seed=seed)
         asked.append(probe.asked)
     assert asked[0] == asked[1] != asked[2]
-
-
-MEASURED: dict[str, Any] = {
-    "prefill": [(0, 16, 0.5)],
-    "decode": [(1, 100, 0.25)],
-    "transfer": [(64, 0.125)],
-    "discarded": 2,
-}
-
-
-def test_points_come_back_from_a_file() -> None:
-    points = Points(**MEASURED)
-    assert Points.model_validate_json(points.model_dump_json()) == points
-
-
-@pytest.mark.parametrize(
-    "change", [{"prefill": [[1, 2]]}, {"decode": None}, {"transfer": [["many", 1.0]]}, {"decode": [[1, 100, 0.0]]}]
-)
-def test_points_of_another_shape_are_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="1 validation error"):
-        Points.model_validate({**MEASURED, **change})

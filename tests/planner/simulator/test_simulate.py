@@ -21,8 +21,8 @@ from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.decode_batch import steps_s
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
-from workloads.generate import Lengths, generate
 from workloads.trace import Session
+from workloads.trace_command import Lengths, generate
 
 from .lab import (
     AMPD,

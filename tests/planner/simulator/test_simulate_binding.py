@@ -9,8 +9,7 @@ from ampd.types import Parallelism, Slo
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies
 from planner.simulator.simulate import simulate
-from workloads.retime import retime
-from workloads.trace import load_trace
+from workloads.trace import load_trace, retime
 
 MODEL = analytic_model("llama-3.1-8b", "h100")
 SLO = Slo(0.3, 0.02)

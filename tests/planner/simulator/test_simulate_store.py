@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.kv_memory import KvStore
 from planner.simulator.outcome import SimulationRun
-from workloads.generate import Lengths, generate
+from workloads.trace_command import Lengths, generate
 
 from .lab import AMPD, LOCAL, MODEL, REMOTE, SLO, clusters, options, policies, run, session, session_lists, single
 from .test_simulate import Case, the_rules_of_every_cluster_hold

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from workloads.formats.chain import Call, common_prefix, rounds_of
+from workloads.formats.loader import Call, common_prefix, rounds_of
 from workloads.trace import Session
 
 calls = st.builds(

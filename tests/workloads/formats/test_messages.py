@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ampd.errors import UserError
 from workloads.formats import LoadOptions
-from workloads.formats.messages import END_TOKENS, HEADER_TOKENS, ChatCall, message_words, rounds_from_chat
+from workloads.formats.chat import END_TOKENS, HEADER_TOKENS, ChatCall, message_words, rounds_from_chat
 from workloads.trace import Session
 
 from .lab import NOTES, words

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from workloads.formats.source import (
+from workloads.formats.loader import (
     count_of,
     file_stem,
     read_json,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.doctor import command, machine
-from ampd.cli.doctor.finding import Finding
+from ampd.cli.doctor import checks, command
+from ampd.cli.doctor.checks import Finding
 from ampd.cli.main import main
 from tests.ampd.perf.config_lab import write_config
 from tests.harness.gpus import machine_with
@@ -73,7 +73,7 @@ def test_gpus_and_their_memory_are_judged(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_with(monkeypatch, tmp_path, "NVIDIA H200")
-    monkeypatch.setattr(machine, "torch_gpus", lambda: ("12.8", 1))
+    monkeypatch.setattr(checks, "torch_gpus", lambda: ("12.8", 1))
     with (folder / "model.safetensors").open("wb") as weights:
         weights.truncate(3 << 20)
     _, findings = _findings(capsys, "doctor", "--model", str(folder))

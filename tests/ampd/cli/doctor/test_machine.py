@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.doctor.finding import Verdict
-from ampd.cli.doctor.machine import (
+from ampd.cli.doctor.checks import (
+    Verdict,
     check_compiler,
     check_software,
     judge_gpus,

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.doctor.finding import Verdict, made
-from ampd.cli.doctor.model import ModelReading, check_performance_model, judge_model, kv_pool, read_model
+from ampd.cli.doctor.checks import (
+    ModelReading,
+    Verdict,
+    check_performance_model,
+    judge_model,
+    kv_pool,
+    made,
+    read_model,
+)
 from ampd.cli.serve.devices import FoundGpu
 from ampd.errors import UserError
 from ampd.perf.presets import load_performance_model

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampd.cli.doctor.finding import Verdict, made
-from ampd.cli.doctor.shared_state import StateReading, judge_state, read_state
+from ampd.cli.doctor.checks import StateReading, Verdict, judge_state, made, read_state
 from ampd.errors import UserError
 from tests.harness.tcp_redis import TcpRedis
 

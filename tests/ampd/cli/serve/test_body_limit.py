@@ -2,13 +2,13 @@
 
 import pytest
 
-from ampd.cli.serve.body_limit import VARIABLE, body_limit_mb
+from ampd.cli.serve.graph import BODY_LIMIT_VARIABLE, body_limit_mb
 from ampd.errors import UserError
 
 
 @pytest.fixture(autouse=True)
 def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(BODY_LIMIT_VARIABLE, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ def test_the_limit_holds_the_longest_context(context_tokens: int | None, expecte
 
 
 def test_a_limit_that_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "2")
+    monkeypatch.setenv(BODY_LIMIT_VARIABLE, "2")
     assert body_limit_mb(1_048_576) == 2
 
 
 @pytest.mark.parametrize("chosen", ["many", "-1", "0", "1e3", "1" + "0" * 400, "9" * 5000])
 def test_a_limit_that_is_no_number_is_one_line(chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, chosen)
-    with pytest.raises(UserError, match=f"{VARIABLE}=.*give the largest body in MB"):
+    monkeypatch.setenv(BODY_LIMIT_VARIABLE, chosen)
+    with pytest.raises(UserError, match=f"{BODY_LIMIT_VARIABLE}=.*give the largest body in MB"):
         body_limit_mb(None)

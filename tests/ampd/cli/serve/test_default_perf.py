@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from ampd.cli.serve.default_perf import default_perf
+from ampd.cli.serve.devices import default_perf
 from ampd.errors import UserError
 from ampd.perf.presets import load_performance_model
 from tests.ampd.perf.config_lab import write_config

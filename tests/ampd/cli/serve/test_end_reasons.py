@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.serve.end_reasons import first_error, late_error, signal_of
-from ampd.cli.serve.processes import ProcessSpec, Supervisor
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, first_error, late_error, signal_of
 from tests.harness.process_ends import wait_for
 
 NOISE = "\nprint('[2026-11-22 02:00:00] kill_process_tree called', flush=True)\nos.kill(os.getpid(), 9)\n"

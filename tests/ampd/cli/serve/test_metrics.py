@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ampd.cli.serve.metrics import live_urls, write_targets
+from ampd.cli.serve.graph import live_urls, write_targets
 from ampd.cli.serve.processes import ProcessSpec
 
 

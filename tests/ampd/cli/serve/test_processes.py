@@ -6,8 +6,7 @@ import sys
 import threading
 from pathlib import Path
 
-from ampd.cli.serve.end_reasons import last_line
-from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.cli.serve.processes import ProcessSpec, Supervisor, last_line, python_module
 from tests.harness.process_ends import alive, wait_for
 
 

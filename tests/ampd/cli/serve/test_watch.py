@@ -71,8 +71,7 @@ async def test_a_frontend_that_ends_starts_again_and_everything_else_goes_on(tmp
     assert not scene.watching.done()
     logs = ["frontend.log", *(f"frontend.{number}.log" for number in range(2, 11))]
     assert scene.lines == [
-        f"frontend ended with exit code 0: ERROR {log} (log: {tmp_path / log}); it starts again in 0.5 s"
-        for log in logs
+        f"frontend ended with exit code 0: ERROR {log} (log: {tmp_path / log}); it starts again in 1 s" for log in logs
     ]
     scene.stopped.set()
     await scene.watching
@@ -87,7 +86,7 @@ async def test_a_frontend_that_always_ends_ends_the_graph(tmp_path: Path) -> Non
     with pytest.raises(RunError, match=r"no frontend is left: frontend ended with exit code 1.*frontend\.6\.log"):
         await scene.watching
     assert scene.starts["frontend"] == 6
-    assert scene.lines[-1].endswith("it does not start again, because it has ended soon after each start")
+    assert scene.lines[-1].endswith("it does not start again, because it has ended 6 times soon after a start")
 
 
 @virtually

@@ -11,8 +11,7 @@ import pytest
 
 from ampd.cli.main import main
 from ampd.cli.serve.local_graphs import LocalGraph, register
-from ampd.cli.session.command import _asked, _control_urls
-from ampd.cli.session.settings import ListSettings
+from ampd.cli.session import ListSettings, _asked, _control_urls
 from ampd.errors import UserError
 from ampd.settings import parse_settings
 from ampd.state.embedded import EmbeddedRedis, servers_folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,10 +10,10 @@ from hypothesis import strategies as st
 from ampd.cli.top.snapshot import snapshot_of
 from ampd.perf.model import PerformanceModel
 from ampd.state.store import Heard, Overview
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.telemetry.latencies import Latencies
-from ampd.telemetry.served_window import ServedWindow
-from ampd.types import KvWindow, Parallelism, PrefillTask, Role, Slo, Window, WorkerView
+from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
+from ampd.telemetry.metrics import names
+from ampd.telemetry.window_counts import latency_counts
+from ampd.types import KvWindow, Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
 
 NOW_S = 1000.0
 TAKEN_AT = "2026-01-02T03:04:05.678+00:00"
@@ -37,35 +38,37 @@ def task(incr_tokens: int = 100, waited_s: float = 1.0) -> PrefillTask:
     return PrefillTask("t", "s", 50, incr_tokens, NOW_S - waited_s, SLO)
 
 
+def window(
+    outcomes: dict[str, int],
+    routes: dict[str, int] | None = None,
+    span_s: float = 60.0,
+    latencies_s: dict[str, list[float]] | None = None,
+    **counts: int,
+) -> ServedWindow:
+    """A window with these rounds by outcome, routes with reasons, latencies by kind, and further counts."""
+    total = Counter({f"outcome {outcome}": count for outcome, count in outcomes.items()} | counts)
+    total.update({f"route {route}": count for route, count in (routes or {}).items()})
+    for kind, values_s in (latencies_s or {}).items():
+        for value_s in values_s:
+            total.update(latency_counts(kind, value_s))
+    return ServedWindow(span_s, total)
+
+
 texts = st.text(max_size=40) | st.sampled_from(
     ["\x1b[2J\x1b[31m", "[red]x[/red]", "東京" * 9, "a\nb\rc\td", "\ud800", ""]
 )
 counts = st.integers(0, 10**13)
 times_s = st.floats(0, 1e9)
-latencies = st.lists(st.floats(1e-7, 1e5), max_size=5).map(Latencies.of)
-names = st.tuples(st.sampled_from(["local", "remote"]), texts).map(" ".join)
-routes = st.dictionaries(names, counts, max_size=6)
+words = st.sampled_from(
+    [
+        *(f"outcome {outcome}" for outcome in names.OUTCOMES),
+        *("output_tokens", "refused", "unnamed", "bound", "moved", "itl us", "itl 7", "itl x"),
+    ]
+)
 windows = st.builds(
     ServedWindow,
-    length_s=st.just(60.0),
     span_s=st.floats(0, 60),
-    rounds=counts,
-    abandoned=st.just(0),
-    failed=counts,
-    met=counts,
-    met_ttft=counts,
-    met_itl=counts,
-    refused=counts,
-    unnamed=counts,
-    output_tokens=counts,
-    sessions_bound=counts,
-    sessions_repinned=counts,
-    ttft_targets_s=st.floats(0, 1e9),
-    itl_targets_s=st.floats(0, 1e9),
-    routes=routes,
-    ttft_initial=latencies,
-    ttft_incremental=latencies,
-    itl=latencies,
+    counts=st.dictionaries(words | texts | st.builds("route {} {}".format, st.sampled_from(Route), texts), counts),
 )
 slos = st.builds(Slo, ttft_s=st.floats(1e-4, 1e4), itl_s=st.floats(1e-4, 1e4))
 coordinators = st.builds(

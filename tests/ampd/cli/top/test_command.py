@@ -14,9 +14,8 @@ from ampd.cli.serve.local_graphs import LocalGraph, local_graphs, register
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.telemetry.served_window import ServedWindow
 from ampd.types import Parallelism, Role, WorkerView
-from tests.ampd.cli.top.lab import SLO
+from tests.ampd.cli.top.lab import SLO, window
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import PATIENCE_S
 
@@ -24,9 +23,7 @@ WORKERS = [
     WorkerView("d1", Role.DECODE, held_tokens={"s1": 70}),
     WorkerView("p1", Role.PREFILL, parallelism=Parallelism(4)),
 ]
-COORDINATOR = CoordinatorView(
-    "c1", SLO, "ampd", window=ServedWindow(span_s=9.0, rounds=4, met=3, routes={"local on-time": 4})
-)
+COORDINATOR = CoordinatorView("c1", SLO, "ampd", window=window({"met": 3, "missed-itl": 1}, {"local on-time": 4}, 9.0))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """A snapshot as text: within any width and height, harmless whatever clients call things, marks on what is missed."""
 
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,8 @@ from rich.console import Console
 
 from ampd.cli.top.render import as_text, lines, screen
 from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.telemetry.latencies import Latencies
-from ampd.telemetry.served_window import ServedWindow
 from ampd.types import KvWindow, Role, Window, WorkerView
-from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task
+from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -43,17 +40,12 @@ def test_a_screen_is_never_higher_than_its_terminal(seen: dict[str, Any], width:
 
 
 def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str, Any]:
-    window = ServedWindow(
-        span_s=60.0,
-        rounds=20,
-        met=met,
-        met_ttft=19,
-        met_itl=20,
+    served = window(
+        {"met": met, "missed-ttft": 20 - met},
+        {"local on-time": 15, "remote fewest-late": 5},
+        latencies_s={"ttft_initial": [ttft_s], "itl": [0.02]},
         output_tokens=4000,
-        sessions_bound=2,
-        routes={"local on-time": 15, "remote fewest-late": 5},
-        ttft_initial=Latencies.of([ttft_s]),
-        itl=Latencies.of([0.02]),
+        bound=2,
     )
     workers = [
         WorkerView(
@@ -68,7 +60,7 @@ def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str
         ),
         WorkerView("p" * 16, Role.PREFILL, queue=(task(1234),), ttft=Window(ttft_s, 3)),
     ]
-    return snapshot(workers, [CoordinatorView("c" * 16, SLO, "ampd", "least-kv", "static", window=window)])
+    return snapshot(workers, [CoordinatorView("c" * 16, SLO, "ampd", "least-kv", "static", window=served)])
 
 
 def test_everything_that_matters_fits_into_eighty_columns() -> None:
@@ -95,11 +87,10 @@ def test_everything_that_matters_fits_into_eighty_columns() -> None:
 
 
 def test_the_marks_go_by_the_targets_of_the_rounds() -> None:
-    strict = ServedWindow(
-        rounds=2, met=2, met_ttft=2, met_itl=2, ttft_targets_s=0.1, itl_targets_s=0.1, ttft_initial=Latencies.of([0.2])
-    )
-    for window, target, marked in ((strict, "50ms", True), (replace(strict, ttft_targets_s=0.0), "500ms", False)):
-        text = as_text(snapshot([], [CoordinatorView("c", SLO, window=window)]), 100)
+    late = {"ttft_initial": [0.2]}
+    strict = window({"met": 2}, latencies_s=late, ttft_targets_us=100_000, itl_targets_us=100_000)
+    for served, target, marked in ((strict, "50ms", True), (window({"met": 2}, latencies_s=late), "500ms", False)):
+        text = as_text(snapshot([], [CoordinatorView("c", SLO, window=served)]), 100)
         (line,) = [line for line in text.splitlines() if line.startswith("TTFT initial")]
         assert (line.split()[2], "200ms!" in line) == (target, marked)
 
@@ -165,8 +156,8 @@ def test_long_lists_are_cut_to_the_height_and_say_so() -> None:
 
 def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
     for unnamed in (0, 25):
-        window = ServedWindow(length_s=60, span_s=60, rounds=40, sessions_bound=12, unnamed=unnamed)
-        text = as_text(snapshot([], [CoordinatorView("c", SLO, window=window)]), 80)
+        served = window({"met": 40}, bound=12, unnamed=unnamed)
+        text = as_text(snapshot([], [CoordinatorView("c", SLO, window=served)]), 80)
         assert ("25 rounds without a session" in text) is bool(unnamed)
 
 

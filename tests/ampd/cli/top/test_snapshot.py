@@ -8,25 +8,14 @@ import pytest
 from hypothesis import given
 
 from ampd.perf.presets import load_performance_model
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.telemetry.latencies import Latencies
-from ampd.telemetry.served_window import ServedWindow
+from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
 from ampd.types import KvWindow, Parallelism, Role, Slo, Window, WorkerView
-from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task
+from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
-WINDOW = ServedWindow(
-    span_s=30.0,
-    rounds=10,
-    abandoned=2,
-    failed=1,
-    met=6,
-    met_ttft=7,
-    met_itl=6,
-    output_tokens=600,
-    sessions_bound=3,
-    routes={"local on-time": 4, "remote on-time": 6},
-    ttft_initial=Latencies.of([0.1, 0.3]),
-)
+OUTCOMES = {"met": 6, "missed-itl": 1, "failed": 1, "abandoned": 2}
+COUNTS = {"output_tokens": 600, "bound": 3}
+LATENCIES_S = {"ttft_initial": [0.1, 0.3]}
+WINDOW = window(OUTCOMES, {"local on-time": 4, "remote on-time": 6}, 30.0, LATENCIES_S, **COUNTS)
 
 
 def coordinator(name: str, window: ServedWindow = WINDOW, slo: Slo = SLO) -> CoordinatorView:
@@ -40,27 +29,27 @@ def test_json_holds_all_of_it(seen: dict[str, Any]) -> None:
 
 
 def test_the_windows_of_all_coordinators_add_up() -> None:
-    other = replace(WINDOW, span_s=60.0, routes={"local on-time": 1, "local hopeless": 9})
-    window = snapshot([], [coordinator("a"), coordinator("b", other)])["window"]
-    assert [window[key] for key in ("rounds", "abandoned", "errors", "sessions_bound")] == [20, 4, 2, 6]
-    assert (window["rounds_per_s"], window["output_tokens_per_s"]) == (20 / 60, 1200 / 60)
-    assert window["attainment"] == {"rounds": 12 / 16, "ttft": 14 / 16, "itl": 12 / 16}
-    assert window["routes"] == {"local": 14, "remote": 6}
-    assert window["reasons"] == [
+    other = window(OUTCOMES, {"local on-time": 1, "local hopeless": 9}, 60.0, LATENCIES_S, **COUNTS)
+    shown = snapshot([], [coordinator("a"), coordinator("b", other)])["window"]
+    assert [shown[key] for key in ("rounds", "abandoned", "errors", "sessions_bound")] == [20, 4, 2, 6]
+    assert (shown["rounds_per_s"], shown["output_tokens_per_s"]) == (20 / 60, 1200 / 60)
+    assert shown["attainment"] == {"rounds": 12 / 16, "ttft": 14 / 16, "itl": 12 / 16}
+    assert shown["routes"] == {"local": 14, "remote": 6}
+    assert shown["reasons"] == [
         {"route": "local", "reason": "hopeless", "rounds": 9},
         {"route": "remote", "reason": "on-time", "rounds": 6},
         {"route": "local", "reason": "on-time", "rounds": 5},
     ]
-    assert window["ttft_initial_s"]["count"] == 4
-    assert window["ttft_initial_s"]["mean"] == pytest.approx(0.2)
-    assert window["ttft_incremental_s"]["p95"] is None
+    assert shown["ttft_initial_s"]["count"] == 4
+    assert shown["ttft_initial_s"]["mean"] == pytest.approx(0.2)
+    assert shown["ttft_incremental_s"]["p95"] is None
 
 
 def test_nothing_served_is_no_attainment() -> None:
-    window = snapshot([], [coordinator("a", ServedWindow(span_s=5.0))])["window"]
-    assert window["attainment"]["rounds"] is None
-    assert window["rounds_per_s"] == 0
-    assert window["routes"] == {"local": 0, "remote": 0}
+    shown = snapshot([], [coordinator("a", ServedWindow(span_s=5.0))])["window"]
+    assert shown["attainment"]["rounds"] is None
+    assert shown["rounds_per_s"] == 0
+    assert shown["routes"] == {"local": 0, "remote": 0}
 
 
 def test_a_coordinators_row_is_its_own_window() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import ROUTING
-from ampd.telemetry.metrics.values import LabelValues
+from ampd.telemetry.metrics.exposition import LabelValues
 from ampd.types import Parallelism, Role, Route, Window, WorkerView
 from tests.ampd.policies.routing_lab import decode, prefill, queue_of, round_of, route
 

@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ampd.telemetry.metrics import exposition, names
-from ampd.telemetry.metrics.exposition import ProcessCollector, Reading
+from ampd.telemetry.metrics.exposition import Counter, ProcessCollector, Reading
 from ampd.telemetry.metrics.names import METRICS, Process
-from ampd.telemetry.metrics.values import Counter
 
 
 def scrape(collector: ProcessCollector) -> str:

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.exposition import ProcessCollector, Reading
+from ampd.telemetry.metrics.exposition import Counter, Histogram, LabelValues, ProcessCollector, Reading
 from ampd.telemetry.metrics.names import OTHER, Kind, Metric, Process
-from ampd.telemetry.metrics.values import Counter, Histogram, LabelValues
 
 HISTOGRAM = Metric(
     Kind.HISTOGRAM, "ampd_x_seconds", (), "X.", {"direction": ("in", "out")}, buckets=(0.001, 0.01, 0.5, 2.0)

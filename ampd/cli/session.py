@@ -9,12 +9,13 @@ from typing import Annotated, Any, TypeVar
 
 import httpx
 from msgspec import Meta, Struct, ValidationError, convert
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
 
 from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.session.settings import EndSettings, ListSettings, ShowSettings
-from ampd.cli.top.units import printable
+from ampd.cli.top.render import printable
 from ampd.errors import RunError, UserError
-from ampd.settings import parse_settings
+from ampd.settings import Settings, parse_settings, run_subcommand
 from ampd.telemetry.metrics.system import PORT_VARIABLE
 from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
@@ -30,6 +31,40 @@ _HELP = """usage: ampd session COMMAND ...
 ampd session COMMAND --help explains one."""
 
 _Key = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+_URL = (
+    "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process, else "
+    "those of the `ampd serve` on this machine."
+)
+_JSON = "Print the coordinator's answer as JSON."
+
+
+class ListSettings(Settings):
+    """List the sessions whose KV a worker holds, the largest first."""
+
+    limit: int = Field(50, ge=1, description="Sessions to list.")
+    coordinator_url: str | None = Field(None, description=_URL)
+    as_json: bool = Field(False, validation_alias="json", description=_JSON)
+
+
+class ShowSettings(Settings):
+    """Show one session: its decode worker, and where its KV is."""
+
+    session_id: CliPositionalArg[str] = Field(
+        description="The client's id of the session. If no client uses it: its name of 32 hexadecimal digits from "
+        "`ampd session list`."
+    )
+    tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
+    coordinator_url: str | None = Field(None, description=_URL)
+    as_json: bool = Field(False, validation_alias="json", description=_JSON)
+
+
+class EndSettings(ShowSettings):
+    """End a session: its binding and its KV are released everywhere, without a round."""
+
+    tenant: str = Field(
+        "",
+        description="Tenant of the session (x-tenant-id), if it has one, also with a name of 32 digits.",
+    )
 
 
 class SessionRow(Struct):
@@ -81,14 +116,7 @@ def run(argv: Sequence[str]) -> int:
         RunError: the coordinator refused.
     """
     commands: dict[str, Callable[[Sequence[str]], None]] = {"list": _list, "show": _show, "end": _end}
-    if argv and argv[0] in ("-h", "--help"):
-        print(_HELP)
-        return 0
-    if not argv or argv[0] not in commands:
-        given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
-        raise UserError(f"{PROG}: {given}; known: {', '.join(commands)}")
-    commands[argv[0]](argv[1:])
-    return 0
+    return run_subcommand(PROG, _HELP, commands, argv)
 
 
 def _list(argv: Sequence[str]) -> None:
@@ -156,7 +184,7 @@ def _read(
     answer = _asked(urls, operation, body)
     try:
         return answer, convert(answer, kind)
-    except ValidationError as error:
+    except (ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is JSON, and no text
         raise UserError(
             f"{PROG}: {urls[0]} does not answer as a coordinator ({error}); see --coordinator-url"
         ) from None

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.select_sessions import run
 from workloads.trace import Round, Session, load_trace, write_trace
-from workloads.traces.select import run
 
 
 @pytest.mark.slow

@@ -1,14 +1,14 @@
 """Makes the shipped traces from converted sources: a subset of sessions and, where none are recorded, arrivals.
 
     ampd trace convert tau-bench gpt-4o-airline.json.gz airline.jsonl --tokenizer qwen.tiktoken
-    python -m workloads.traces.select airline.jsonl tau-bench-airline.jsonl --sessions 16 --max-context 2600 --rate 0.1
+    python -m tools.select_sessions airline.jsonl tau-bench-airline.jsonl --sessions 16 --max-context 2600 --rate 0.1
 
     ampd trace convert kv-cache-tester traces/ agents.jsonl
-    python -m workloads.traces.select agents.jsonl coding-agents.jsonl --sessions 16 --max-context 40000 \
+    python -m tools.select_sessions agents.jsonl coding-agents.jsonl --sessions 16 --max-context 40000 \
         --max-gap 600 --rate 0.02
 
     ampd trace convert toolbench data_example/answer answers.jsonl --tokenizer qwen.tiktoken
-    python -m workloads.traces.select answers.jsonl toolbench-answers.jsonl --sessions 13 --max-context 8192 --rate 0.1
+    python -m tools.select_sessions answers.jsonl toolbench-answers.jsonl --sessions 13 --max-context 8192 --rate 0.1
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import guarded
-from ampd.settings import OldFlag, Settings, parse_settings
-from workloads.retime import retime
-from workloads.trace import Session, load_trace, write_trace
+from ampd.settings import Settings, parse_settings
+from workloads.trace import Session, load_trace, retime, write_trace
 
 FEWEST_ROUNDS = 3
 """Shorter sessions are left out."""
@@ -32,8 +30,6 @@ FEWEST_ROUNDS = 3
 
 class SelectSettings(Settings):
     """Choose sessions of a converted trace and give them arrivals."""
-
-    old_flags: ClassVar = {"--min-rounds": OldFlag(f"it is always {FEWEST_ROUNDS}; leave it out")}
 
     source: CliPositionalArg[str] = Field(description="Converted trace.")
     output: CliPositionalArg[Path] = Field(description="Trace to write.")

@@ -1,15 +1,85 @@
-"""Where a manifest is written: one YAML file, or a kustomize folder with a file for each object."""
+"""The files of manifests: the objects of `k8s/base`, and where and how a manifest is written."""
 
 from __future__ import annotations
 
+import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from ampd.documents import write_document
 from ampd.errors import UserError
-from planner.manifest.base import Object
-from planner.manifest.yaml_text import documents
+
+# -- objects as YAML that all readers understand alike: text that could be read as another type is quoted
+
+_PLAIN = re.compile(r"(?:/|--)?[A-Za-z][A-Za-z_./:=, -]*[A-Za-z0-9_./-]*")
+"""Words that no reader parses as a number, a date or a truth value; without one-letter words (`y`, `n`)."""
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    style = None
+    if "\n" in text:
+        style = "|"
+    elif len(text) < 2 or not _PLAIN.fullmatch(text):
+        # Readers of YAML 1.1 and 1.2 disagree about 1e3, 0o7, 12:30 and others: PyYAML would leave 1e3 plain.
+        style = '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def documents(objects: Iterable[dict[str, Any]]) -> str:
+    """The objects as YAML documents, with keys in the given order."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, explicit_start=True)
+
+
+# -- The objects of `k8s/base`, rendered without kustomize, so that a plan can be written where there is no kubectl.
+#
+# Supported are only the features that the base uses: `resources`, `labels` on the objects, and `configMapGenerator`.
+
+Object = dict[str, Any]
+"""A Kubernetes object as YAML and JSON have it."""
+
+
+def base_objects() -> list[Object]:
+    """The objects of `k8s/base`."""
+    return rendered(Path(str(files("k8s"))) / "base")
+
+
+def rendered(folder: Path) -> list[Object]:
+    """The output of `kubectl kustomize FOLDER` without hashes in the names of ConfigMaps, which come first."""
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    objects = [_generated(folder, generator) for generator in kustomization.get("configMapGenerator", ())]
+    for name in kustomization["resources"]:
+        objects += filter(None, yaml.safe_load_all((folder / name).read_text(encoding="utf-8")))
+    for manifest in objects:
+        labels = manifest["metadata"].setdefault("labels", {})
+        for entry in kustomization.get("labels", ()):
+            labels |= entry["pairs"]
+    return objects
+
+
+def _generated(folder: Path, generator: Mapping[str, Any]) -> Object:
+    sources = [entry.rpartition("=") for entry in generator.get("files", ())]
+    data = {key or Path(path).name: (folder / path).read_text(encoding="utf-8") for key, _, path in sources}
+    return config_map(generator["name"], data | dict(entry.split("=", 1) for entry in generator.get("literals", ())))
+
+
+def config_map(name: str, data: Mapping[str, str]) -> Object:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": dict(data)}
+
+
+# -- where a manifest is written: one YAML file, or a kustomize folder with a file for each object
 
 MARK = "# Written by `ampd plan --output-manifest`, which overwrites it"
 """First line of every file of a manifest. Files that begin otherwise are never overwritten."""

@@ -1,27 +1,152 @@
-"""Mooncake traces, also with sessions and dependencies as Dynamo's replay reads them."""
+"""Formats of recorded requests with token counts: Azure, Dynamo, Mooncake."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from workloads.formats.chain import Call, common_prefix, rounds_of
-from workloads.formats.loader import LoadOptions, register
-from workloads.formats.source import Row, count_of, rows_by_session, seconds_of, source_files
-from workloads.trace import Round, Session, SharedPrefix
+from ampd.errors import UserError
+from workloads.formats.loader import (
+    Call,
+    LoadOptions,
+    Row,
+    as_object,
+    common_prefix,
+    count_of,
+    file_stem,
+    only_file,
+    read_json_lines,
+    rounds_of,
+    rows_by_session,
+    seconds_of,
+    source_files,
+    timestamp_s,
+)
+from workloads.trace import MAX_TOKENS, Round, Session, SharedPrefix, open_text
+
+# -- Azure LLM inference traces: single requests (CSV `TIMESTAMP,ContextTokens,GeneratedTokens`), real arrivals
+
+_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def load_azure(path: Path, options: LoadOptions) -> Iterator[Session]:
+    """Every row is a session of one round; arrivals count from the first row. Several files are several traces."""
+    file = only_file(path, ".csv")
+    with open_text(file) as stream:
+        reader = csv.DictReader(stream)
+        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
+        if missing:
+            raise UserError(f"{file}:1: column {missing[0]} is missing")
+        yield from _rows(reader, file, options)
+
+
+def _rows(reader: csv.DictReader[str], file: Path, options: LoadOptions) -> Iterator[Session]:
+    origin_s: float | None = None
+    left_out = 0
+    for number, row in enumerate(reader, start=2):
+        where = f"{file}:{number}"
+        # Azure writes seven decimals, Python reads six.
+        start_s = timestamp_s(str(row["TIMESTAMP"])[:26], where)
+        origin_s = start_s if origin_s is None else origin_s
+        try:
+            context_tokens, generated_tokens = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        except (TypeError, ValueError):
+            raise UserError(f"{where}: token counts must be integers") from None
+        if max(context_tokens, generated_tokens) > MAX_TOKENS:
+            raise UserError(f"{where}: token counts must be at most {MAX_TOKENS}")
+        if context_tokens < 1 or generated_tokens < 1:
+            left_out += 1
+            continue
+        yield Session(
+            session_id=f"{file_stem(file)}-{number}",
+            arrival_s=round(max(start_s - origin_s, 0.0), 6),
+            rounds=(Round(incr_tokens=context_tokens, output_tokens=generated_tokens),),
+        )
+    if left_out:
+        options.note(f"{file}: {left_out} rows without tokens left out")
+
+
+# -- Dynamo's own request traces (`DYN_REQUEST_TRACE=1`, schema dynamo.request.trace.v1)
+
+_MS = 1e-3
+_REQUEST_END = "request_end"
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    where: str
+    start_s: float
+    end_s: float
+    call: Call
+
+
+def load_dynamo(path: Path, options: LoadOptions) -> Iterator[Session]:
+    """One session for each `agent_context.session_id`; a request without one stands alone.
+
+    The gap before a round is the time between the end of the session's previous request and its arrival. Requests
+    of one session that ran at the same time follow each other without a gap.
+    """
+    by_session: dict[str, list[_Request]] = {}
+    for file in source_files(path, ".jsonl", ".json"):
+        for where, record in read_json_lines(file):
+            event = as_object(record.get("event", record), where)
+            if event.get("event_type") != _REQUEST_END:
+                continue
+            request = as_object(event.get("request"), f"{where}: request")
+            if not request.get("input_tokens") or not request.get("output_tokens"):
+                options.note(f"{where}: no tokens, left out")
+                continue
+            context = event.get("agent_context") or {}
+            name = str(context.get("session_id") or request.get("request_id") or where)
+            by_session.setdefault(name, []).append(_request(request, event, where))
+    origin_s = min((item.start_s for requests in by_session.values() for item in requests), default=0.0)
+    for name, requests in by_session.items():
+        requests.sort(key=lambda item: item.start_s)
+        arrival_s = round(requests[0].start_s - origin_s, 6)
+        yield Session(
+            session_id=name, arrival_s=arrival_s, rounds=rounds_of(_request_calls(requests), requests[0].where)
+        )
+
+
+def _request(request: dict[str, Any], event: dict[str, Any], where: str) -> _Request:
+    end_s = seconds_of(event, "event_time_unix_ms", where, unit_s=_MS) or 0.0
+    start_s = seconds_of(request, "request_received_ms", where, unit_s=_MS)
+    total_s = seconds_of(request, "total_time_ms", where, unit_s=_MS)
+    if start_s is None:
+        start_s = end_s - (total_s or 0.0)
+    replay = request.get("replay") or {}
+    return _Request(
+        where=where,
+        start_s=start_s,
+        end_s=start_s + total_s if total_s is not None else end_s,
+        call=Call(
+            prompt_tokens=count_of(request, "input_tokens", where),
+            output_tokens=count_of(request, "output_tokens", where),
+            hashes=list(replay.get("input_sequence_hashes") or []),
+            block_tokens=int(replay.get("trace_block_size") or 0),
+        ),
+    )
+
+
+def _request_calls(requests: list[_Request]) -> list[Call]:
+    ends_s = [requests[0].start_s, *(item.end_s for item in requests)]
+    return [replace(item.call, gap_s=item.start_s - end_s) for item, end_s in zip(requests, ends_s, strict=False)]
+
+
+# -- Mooncake traces, also with sessions and dependencies as Dynamo's replay reads them
 
 BLOCK_TOKENS = 512
 Block = int | str
 """The hash of a block."""
 
-_MS = 1e-3
 _COUNTS = ("input_length", "output_length")
 
 
-@register("mooncake", "Mooncake JSONL with whole prompts; rows of one session_id are its rounds, others stand alone")
-def load(path: Path, options: LoadOptions) -> Iterator[Session]:
+def load_mooncake(path: Path, options: LoadOptions) -> Iterator[Session]:
     """Whole prompts: `hash_ids` (one per 512 tokens) show how much of the previous prompt a round keeps.
 
     Sessions whose first prompts begin with the same block share the blocks that all of them begin with, as far as each
@@ -54,7 +179,6 @@ def load(path: Path, options: LoadOptions) -> Iterator[Session]:
         )
 
 
-@register("mooncake-delta", "Mooncake JSONL whose later rows hold only what a round adds (Dynamo's delta variant)")
 def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
     """`input_length` of a session's later rows is the increment; nothing is ever rewritten.
 
@@ -79,7 +203,6 @@ def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
         )
 
 
-@register("agentic-mooncake", "Dynamo's agentic Mooncake JSONL (wait_for, delay, tool_wait_ms)")
 def load_agentic(path: Path, options: LoadOptions) -> Iterator[Session]:
     """One session for each `session_id`, its rows in the order of their timestamps.
 

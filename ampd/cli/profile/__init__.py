@@ -1,1 +1,0 @@
-"""`ampd profile`: measures an engine and writes a performance model."""

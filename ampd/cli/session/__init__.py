@@ -1,1 +1,0 @@
-"""`ampd session`."""
