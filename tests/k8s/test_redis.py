@@ -98,6 +98,8 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     await store.record_load([("s1", ended)], 60.0)
     assert [name for name, _ in await store.recent_load()] == ["s1"]
     await store.end_session("s1")
+    assert await store.ended_sessions() == ["s1"]
+    assert await store.record_death("prompt", "d1") == 1
     await store.announce(WorkerRemoved("d1"))
     await store.remove_worker("d1")
     assert await anext(events)
