@@ -159,7 +159,7 @@ def is_empty(directory: StoreDirectory) -> bool:
 
 async def idle(engine: SglangEngine) -> bool:
     """Nothing runs in SGLang any more, so that its cache can be emptied; it is empty then."""
-    manager: Any = engine._engine.tokenizer_manager
+    manager: Any = engine._manager
     return bool((await manager.flush_cache()).success)
 
 

@@ -51,16 +51,6 @@ def check_engine(settings: WorkerSettings, prog: str) -> None:
         check_model_folder(settings.model, prog)
 
 
-def prepare_engine(settings: WorkerSettings) -> None:
-    """Do what an engine needs while this process has one thread."""
-    from workers.engines.sglang_settings import SglangSettings
-
-    if isinstance(settings, SglangSettings):
-        from workers.engines.engine_forks import prepare
-
-        prepare()
-
-
 def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> Engine:
     """The engine that `settings` (made by `settings_model`) describe, not started yet.
 

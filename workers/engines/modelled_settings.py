@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
 from ampd.page_keys import PAGE_TOKENS
-from ampd.settings import OldFlag, Settings
+from ampd.settings import Settings
 
 _STORE_SHARE = 4
 
 
 class ModelledSettings(Settings):
     """What the modelled engine simulates."""
-
-    old_flags: ClassVar = {"--kv-bytes-per-token": OldFlag("the model's config.json gives it; leave it out")}
 
     time_scale: float = Field(
         1.0, gt=0, description="Factor on all modelled times: 0.1 makes prefills, steps and KV reads ten times faster."

@@ -18,16 +18,64 @@ from functools import cached_property
 from math import lcm
 from typing import Any
 
+from msgspec import json
+
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound
-from workers.engines.sglang_share import known
+from workers.engines.base import PassShare
 
 log = logging.getLogger(__name__)
 
 _OWN = -1
 """Instead of a number of tokens: the chunk that SGLang is configured with."""
+
+_KEY = "ampd_share"
+
+
+# -- what the scheduler knows of a request
+
+
+@dataclass(slots=True)
+class Known:
+    """What the scheduler knows of one request.
+
+    Attributes:
+        task: what was left of its prefill when the worker sent it; None: a request without targets.
+        is_handed_over: its first token came elsewhere.
+        first_s: when its first token came; None: it has not.
+        tells: the worker wants to know of its last pass.
+    """
+
+    task: PrefillTask | None = None
+    is_handed_over: bool = False
+    first_s: float | None = None
+    tells: bool = False
+
+
+def share_params(share: PassShare | None, *, tells: bool = True) -> dict[str, Any]:
+    """The sampling parameters that bring `share` to the scheduler; none without it.
+
+    They are `custom_params`, whose text SGLang passes on as it is. Nothing else reads them, because no request of ours
+    has a logit processor of its own.
+
+    Args:
+        tells: whether the worker wants to know of the request's last pass, if anyone does.
+    """
+    if share is None:
+        return {}
+    about = Known(share.task, share.first_s is not None, share.first_s, tells and share.on_last_pass is not None)
+    return {"custom_params": {_KEY: json.encode(about).decode()}}
+
+
+def known(request: Any) -> Known:
+    """What is known of a request of SGLang. It is kept with the request, because every pass asks again."""
+    found: Known | None = getattr(request, "ampd_known", None)
+    if found is None:
+        text = (request.sampling_params.custom_params or {}).get(_KEY)
+        found = request.ampd_known = Known() if text is None else json.decode(text, type=Known)
+    return found
 
 
 # -- hooks in SGLang's scheduler

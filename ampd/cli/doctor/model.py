@@ -18,7 +18,7 @@ from ampd.perf.memory import MEMORY_SHARE
 from ampd.perf.presets import load_performance_model
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Parallelism
-from workers.engines.sglang_limits import check_degree
+from workers.engines.sglang_settings import check_degree
 from workers.kv.geometry import TRIED_DEGREES
 
 _GB, _MIB = 1e9, 1 << 20

@@ -431,7 +431,7 @@ async def test_closing_the_stream_aborts_and_frees(pair: Pair) -> None:
     assert pair.decode.load().running_context_tokens >= 402
     await stream.aclose()
     assert pair.decode.load().running_requests == 0
-    manager: Any = pair.decode._engine.tokenizer_manager
+    manager: Any = pair.decode._manager
     await until(lambda: not manager.rid_to_state)
     assert await pair.decode.kv.held_tokens("s") < 2000, "it was not computed to its end"
     await pair.decode.kv.release_session("s")
@@ -489,7 +489,8 @@ async def test_a_killed_peer_means_recompute(pair: Pair) -> None:
 async def a_peer_is_killed(pair: Pair, prompt: list[int], expected: list[int]) -> None:
     await run(pair.prefill, "s", prompt, 1)
     lease = await pair.peers.call("P", KvRequest(op="lease", keys=page_keys(prompt, PAGE, tenant=""), ttl_s=30.0), 5.0)
-    for process in pair.prefill._processes:
+    assert pair.prefill._sglang is not None
+    for process in pair.prefill._sglang.children:
         process.kill()
     assert "ended by itself" in await asyncio.wait_for(pair.prefill.wait_lost(), PATIENCE_S)
 

@@ -19,15 +19,17 @@ from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.harness.told_slices import ToldSlices, told
 from workers.engines.base import PassShare
 from workers.engines.sglang_passes import (
+    Known,
     Prefills,
     chunk_tokens,
     defer_prefill,
+    known,
     last_passes,
     note_first_tokens,
     running_rounds,
+    share_params,
     sized_prefill,
 )
-from workers.engines.sglang_share import Known, known, share_params
 
 PAGE, MOST = 16, 2048
 NOW_S = 100.0
