@@ -61,7 +61,7 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> E
         UserError: the model folder, the degree or the engine's arguments cannot be used.
     """
     if settings.engine == "modelled":
-        from workers.engines.modelled_factory import create_modelled
+        from workers.engines.modelled import create_modelled
 
         assert model is not None
         return create_modelled(settings, model, SLICING.create_named(settings.slicing))
