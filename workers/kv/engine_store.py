@@ -108,11 +108,6 @@ class EngineStore:
         return self.memory.size_bytes // self.geometry.page_bytes * self.geometry.page_size
 
     @property
-    def activity(self) -> int:
-        """Grows whenever the engine has computed pages."""
-        return self._offers.decided if self._offers else 0
-
-    @property
     def refusal(self) -> str:
         """Why the engine's KV cannot be exchanged, in one line; empty: no rank has refused it."""
         return self._links.refusal

@@ -94,11 +94,6 @@ class KvExchange(Generic[Store]):
         """Size and use of the store; cheap, no I/O."""
         return self.store.directory.figures
 
-    @property
-    def activity(self) -> int:
-        """Grows whenever KV was computed. An engine that computes a long prefill shows it here."""
-        return self.store.activity
-
     # -- what other workers ask
 
     async def serve(self, request: KvRequest) -> KvReply:

@@ -56,11 +56,6 @@ class KvStore(Protocol):
         """Where the store lies in this process, and its bytes."""
         ...
 
-    @property
-    def activity(self) -> int:
-        """Grows whenever the engine has computed pages."""
-        ...
-
     async def open(self, timeout_s: float) -> None:
         """Meet the engine's ranks. Raises `TimeoutError`; `ValueError` if they differ."""
         ...

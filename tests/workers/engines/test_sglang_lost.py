@@ -202,7 +202,7 @@ async def test_a_detokenizer_that_stands_still_is_noticed_while_prefills_go_on(
         monkeypatch.setattr(supervised, "STALL_FLOOR_S", 3.0)
         monkeypatch.setattr(engine, "_may_restart", lambda: False)  # the start of the next one is tested above
         os.kill(victim, signal.SIGSTOP)
-        stored_before, calls = engine.kv.activity, list[asyncio.Task[Any]]()
+        stored_before, calls = engine.kv.store._offers.decided, list[asyncio.Task[Any]]()
         async with asyncio.timeout(PATIENCE_S):
             while not lost.done():
                 number = len(calls) + 1
@@ -211,7 +211,7 @@ async def test_a_detokenizer_that_stands_still_is_noticed_while_prefills_go_on(
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert "the engine hangs" in await lost
         assert {type(end) for end in ends} == {EngineLostError}
-        stored = engine.kv.activity - stored_before
+        stored = engine.kv.store._offers.decided - stored_before
         print(f"{len(calls)} requests while the detokenizer stood still, {stored} offers of KV")
         assert stored > 1, "prefills went on"
 
