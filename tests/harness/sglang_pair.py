@@ -45,7 +45,6 @@ def pair_settings(model: Path, tp: int = 1, **arguments: Any) -> SglangSettings:
         engine_args=json.dumps(arguments | json.loads(os.environ.get("AMPD_TEST_ENGINE_ARGS", "{}"))),
         max_total_tokens=POOL_TOKENS,
         kv_store_gib=STORE_GIB,
-        kv_checksums="all",
         tp=tp,
     )
 

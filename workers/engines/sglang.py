@@ -163,7 +163,6 @@ class SglangEngine:
             self._settings.tp,
             surplus,
             has_checksums=self._settings.kv_checksums != "off",
-            checks_loads=self._settings.kv_checksums == "all",
         )
         store.on_last_passes = self._last_passes_begun
         self._kv = KvExchange(store, self._make_transport or NixlTransport)

@@ -69,10 +69,9 @@ class SglangSettings(Settings):
     kv_store_gib: float | None = Field(
         None, gt=0, description="Host memory for the KV of sessions; default: half of what the machine has free."
     )
-    kv_checksums: Literal["off", "reads", "all"] = Field(
+    kv_checksums: Literal["off", "reads"] = Field(
         "reads",
-        description="Which pages are verified by a checksum: off (none), reads (those read from another worker), all "
-        "(also those loaded from this worker's store, which stops the worker for up to a second per 20 GB).",
+        description="Which pages are verified by a checksum: off (none), reads (those read from another worker).",
     )
     allow_untested: bool = Field(
         False,

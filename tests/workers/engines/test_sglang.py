@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(model: Path, **changes: Any) -> SglangSettings:
-    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000, "kv_checksums": "all"}
+    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000}
     return SglangSettings(**{"model": model, **usual, **changes})
 
 
@@ -355,7 +355,7 @@ from workers.engines.sglang import SglangEngine, SglangSettings
 
 async def main():
     engine = SglangEngine(SglangSettings(
-        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000, kv_checksums="all"
+        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000
     ))
     await engine.start()
     print(*(process.pid for process in engine._sglang.children), flush=True)

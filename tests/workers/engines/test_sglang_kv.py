@@ -136,21 +136,6 @@ async def test_checksums_show_pages_that_were_not_moved(pair: Pair, monkeypatch:
     await empty(pair.prefill, pair.decode)
 
 
-async def test_a_page_that_was_damaged_in_the_store_is_computed_again(pair: Pair) -> None:
-    prompt, store = text(27, 300), pair.decode.kv.store
-    first = await run(pair.decode, "s", prompt, 12)
-    await until(lambda: idle(pair.decode))
-    offset = store.protect("look", page_keys(prompt, PAGE, tenant="")).records["kv"].offsets[9]
-    store.unprotect("look")
-    size = store.geometry.pool("kv").record_bytes
-    store.memory.map[offset : offset + size] = bytes(size)
-    again = await run(pair.decode, "s", prompt, 12)
-    assert again.token_ids == first.token_ids
-    assert again.cached_tokens <= 9 * PAGE
-    assert pair.decode.kv.figures.evicted_tokens["damaged"] > 0
-    await empty(pair.prefill, pair.decode)
-
-
 @pytest.mark.parametrize("choices", [1, 2])
 async def test_a_load_that_fails_is_computed_again(pair: Pair, monkeypatch: pytest.MonkeyPatch, choices: int) -> None:
     prompt, store = text(26, 300), pair.decode.kv.store

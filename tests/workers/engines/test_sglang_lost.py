@@ -44,11 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
-    inner = SglangEngine(
-        SglangSettings(
-            model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000, kv_checksums="all", tp=tp
-        )
-    )
+    inner = SglangEngine(SglangSettings(model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000, tp=tp))
     engine = SupervisedEngine(inner, load_performance_model("tiny-cpu"))
     await engine.start()
     lost = asyncio.create_task(engine.wait_lost())
