@@ -39,7 +39,6 @@ MODULES = (
     "ampd.page_keys",
     "ampd.perf.model",
     "ampd.perf.piecewise",
-    "ampd.perf.scaled",
     "ampd.policies.base",
     "ampd.policies.capacity",
     "ampd.policies.chance",

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ampd.perf.model import PerformanceModel
-from ampd.perf.scaled import ScaledModel
+from ampd.perf.model import PerformanceModel, ScaledModel
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import create, create_named
 from ampd.types import ATTAINMENT, Moves

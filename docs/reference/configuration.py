@@ -87,7 +87,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "python -m workers --engine modelled",
-        "workers.engines.modelled_settings:ModelledSettings",
+        "workers.engines.modelled:ModelledSettings",
         WORKER,
         "It also takes the flags of every worker.",
     ),

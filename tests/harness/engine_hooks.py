@@ -72,8 +72,8 @@ def delay_rank(late: str, longest_s: float) -> None:
     It gets each message, offers, writes and looks up pages, begins and ends loads, and forgets everything later.
     """
     from workers.kv.geometry import KvGeometry
+    from workers.kv.ranks.copies import PageLoader
     from workers.kv.ranks.link import RankLink
-    from workers.kv.ranks.loader import PageLoader
 
     rng = random.Random(1)
 
@@ -114,7 +114,7 @@ def _after(pause: Callable[..., None], act: Callable[..., Any]) -> Callable[...,
 
 def delay_loads(longest_s: float) -> None:
     """Let the copies of each request's pages to the device begin late: a layer that does not wait for its own shows."""
-    from workers.kv.ranks.loader import PageLoader
+    from workers.kv.ranks.copies import PageLoader
 
     copy = PageLoader._copy
     rng = random.Random(1)

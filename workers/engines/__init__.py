@@ -9,9 +9,8 @@ from pydantic import create_model
 
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import PerformanceModel, scaled
 from ampd.perf.presets import load_performance_model
-from ampd.perf.scaled import scaled
 from ampd.policies.registry import SLICING
 from ampd.types import Parallelism
 from workers.engines.base import Engine
@@ -81,7 +80,7 @@ def _shares_passes(settings: WorkerSettings) -> bool:
 
 def _engine_settings(engine: str) -> tuple[Any, ...]:
     if engine == "modelled":
-        from workers.engines.modelled_settings import ModelledSettings
+        from workers.engines.modelled import ModelledSettings
 
         return (ModelledSettings,)
     if engine == "sglang":

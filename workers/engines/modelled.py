@@ -7,6 +7,9 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
+
+from pydantic import Field
 
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
@@ -16,10 +19,10 @@ from ampd.policies.passes import joined_tokens, mixed_pass_s
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
 from ampd.serving.pass_sizes import PassSizes, divided
+from ampd.settings import Settings
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, ActiveRequests, OutputLimits, TimeLine
-from workers.engines.modelled_settings import ModelledSettings
 from workers.engines.modelled_tokens import ModelFacts, TokenSource, read_model_folder
 from workers.engines.replies import OutputPlanner, Replies
 from workers.kv.exchange import KvExchange
@@ -28,6 +31,42 @@ from workers.settings import WorkerSettings
 from workers.unfailing import UnfailingSlicing
 
 log = logging.getLogger(__name__)
+
+_STORE_SHARE = 4
+
+
+class ModelledSettings(Settings):
+    """What the modelled engine simulates."""
+
+    time_scale: float = Field(
+        1.0, gt=0, description="Factor on all modelled times: 0.1 makes prefills, steps and KV reads ten times faster."
+    )
+    kv_capacity_tokens: int = Field(
+        262_144, ge=1, description="KV memory of the device, in tokens: for running rounds, and as a cache."
+    )
+    kv_store_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="KV store, in tokens: host memory for the KV of sessions; default: four times the device's.",
+    )
+    max_context_tokens: int | None = Field(
+        None, ge=2, description="Longest context; default: what the model's config.json says."
+    )
+    page_size: int = Field(PAGE_TOKENS, ge=1, description="Tokens per KV page.")
+    eos_every_tokens: int = Field(
+        128,
+        ge=0,
+        description="Mean number of output tokens after which a round without `ignore_eos` ends by itself; 0: never.",
+    )
+    replies: Path | None = Field(
+        None,
+        description="Scripted replies (JSON lines, one reply per turn), to rehearse an agent; default: made-up words.",
+    )
+
+    @property
+    def store_tokens(self) -> int:
+        """Size of the store. Servers have a few times as much host memory as their GPUs have for KV."""
+        return _STORE_SHARE * self.kv_capacity_tokens if self.kv_store_tokens is None else self.kv_store_tokens
 
 
 def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: SlicingPolicy) -> ModelledEngine:

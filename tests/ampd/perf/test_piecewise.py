@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import PerformanceModel, scaled
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.profile import PerformanceProfile, write_profile
-from ampd.perf.scaled import scaled
 from ampd.types import Parallelism
 
 TP1 = Parallelism(1)

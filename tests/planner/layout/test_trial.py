@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.perf.scaled import ScaledModel
+from ampd.perf.model import ScaledModel
 from planner.layout.case import PlanCase
 from planner.layout.layout import Layout
 from planner.layout.population import population_of
