@@ -13,42 +13,78 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 from tokenizers import Tokenizer
 
+from ampd.documents import first_problem
 from ampd.errors import UserError
 from ampd.session_key import session_key
 from ampd.tokenizer_errors import as_value_errors
 from workers.engines.base import EngineError, EngineRequest
 
-_KEYS = {"role", "session", "text", "content", "reasoning_content", "tool_calls"}
 _CALL_ID = "call00000"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool: its name and arguments."""
+def _decoded(arguments: Any) -> Any:
+    """Arguments as OpenAI writes them: JSON as text."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
+class ToolCall(BaseModel):
+    """A call of a tool: its name and arguments, also within a `function` as OpenAI writes it."""
 
     name: str
-    arguments: Mapping[str, Any]
+    arguments: Annotated[dict[str, Any], BeforeValidator(_decoded)] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_openai(cls, call: Any) -> Any:
+        return call.get("function") or call if isinstance(call, dict) else call
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(BaseModel):
     """One line of the file.
 
     Attributes:
+        session: whose line it is, by the client's id; "": of all sessions without lines of their own.
         text: the output word by word; None: the chat template makes it from `message`.
-        message: the assistant's message in the form of OpenAI.
-        calls: the tool calls in it.
     """
 
-    text: str | None
-    message: Mapping[str, Any]
-    calls: tuple[ToolCall, ...] = ()
+    model_config = ConfigDict(extra="forbid")
+
+    role: str = "assistant"
+    session: str = ""
+    text: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToolCall, ...] | None = None
+
+    @model_validator(mode="after")
+    def _is_text_or_message(self) -> Self:
+        if (self.text is None) == (not self.model_fields_set & {"content", "tool_calls"}):
+            raise ValueError("give either text, or content and tool_calls")
+        return self
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The assistant's message in the form of OpenAI."""
+        message: dict[str, Any] = {"content": self.content or ""}
+        if self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": _CALL_ID, "type": "function", "function": call.model_dump()} for call in self.tool_calls
+            ]
+        return message
 
 
 class Replies:
@@ -77,8 +113,11 @@ class Replies:
         by_session: dict[str, list[Reply]] = {}
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                session, reply = _parsed(line, f"--replies: {path}:{number}")
-                by_session.setdefault(session, []).append(reply)
+                try:
+                    reply = Reply.model_validate_json(line)
+                except ValidationError as error:
+                    raise UserError(f"--replies: {path}:{number}: {first_problem(error)}") from None
+                by_session.setdefault(reply.session, []).append(reply)
         if not by_session:
             raise UserError(f'--replies: {path} has no reply; a line is {{"content": "..."}}')
         return cls(by_session)
@@ -97,52 +136,6 @@ class Replies:
         own = (name for name in self._by_session if name and session_key(tenant, name) == session)
         replies = self._by_session.get(next(own, ""), ())
         return replies[turn] if turn < len(replies) else None
-
-
-def _parsed(line: str, where: str) -> tuple[str, Reply]:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}") from None
-    if not isinstance(fields, dict):
-        raise UserError(f'{where}: a line must be an object such as {{"content": "..."}}')
-    if unknown := sorted(fields.keys() - _KEYS):
-        raise UserError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(_KEYS))}")
-    session, text = fields.pop("session", ""), fields.pop("text", None)
-    if not isinstance(session, str) or not isinstance(text, str | None):
-        raise UserError(f"{where}: session and text must be text")
-    if (text is None) == (not fields.keys() & {"content", "tool_calls"}):
-        raise UserError(f"{where}: give either text, or content and tool_calls")
-    if text is not None:
-        return session, Reply(text, {})
-    asked = fields.get("tool_calls") or []
-    if not isinstance(asked, list):
-        raise UserError(f"{where}: tool_calls must be a list")
-    calls = tuple(_call(call, where) for call in asked)
-    message: dict[str, Any] = {"content": fields.get("content") or ""}
-    if thoughts := fields.get("reasoning_content"):
-        message["reasoning_content"] = thoughts
-    if not all(isinstance(part, str) for part in message.values()):
-        raise UserError(f"{where}: content and reasoning_content must be text")
-    if calls:
-        message["tool_calls"] = [
-            {"id": _CALL_ID, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in calls
-        ]
-    return session, Reply(None, message, calls)
-
-
-def _call(call: Any, where: str) -> ToolCall:
-    """A call as `{"name": ..., "arguments": {...}}`, or as OpenAI writes it."""
-    try:
-        function = call.get("function") or call
-        name, arguments = function["name"], function.get("arguments") or {}
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: a tool call must have a name and arguments ({error!r})") from None
-    if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise UserError(f"{where}: the name of a tool must be text, and its arguments an object")
-    return ToolCall(name, arguments)
 
 
 # -- as the model would write them
@@ -351,15 +344,15 @@ def _cut(text: str, ends: Sequence[str]) -> str:
 
 def _within(guide: Mapping[str, Any], reply: Reply | None) -> str:
     """The scripted answer within a grammar: one of its choices, or JSON, which is not compared with the schema."""
-    text = str(reply.text or reply.message.get("content") or "") if reply is not None else ""
+    text = reply.text or reply.content or "" if reply is not None else ""
     if choices := guide.get("choice"):
         if text and text in choices:
             return text
         raise _unscripted("one of the choices")
     if (schema := guide.get("json")) is None:
         raise EngineError("the modelled engine cannot follow a grammar of this kind, but JSON schemas and choices", 400)
-    if reply is not None and reply.calls:
-        return _as_asked(schema, reply.calls)
+    if reply is not None and reply.tool_calls:
+        return _as_asked(schema, reply.tool_calls)
     if _is_json(text):
         return text
     raise _unscripted("JSON or has tool calls")

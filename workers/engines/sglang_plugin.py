@@ -134,38 +134,14 @@ def memory_bytes(_free: Any) -> int:
     return total if limit is None else min(total, limit)
 
 
-def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where SGLang falls back to vLLM's compiled kernel (absent here), give it the same function in torch."""
+def with_torch_rotary(original: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Let a layer use its function in torch. SGLang would take vLLM's compiled kernel, which is absent here."""
     name = "vllm._custom_ops"
-    if name in sys.modules:
-        return original(*args, **kwargs)
     stand_in = ModuleType(name)
-    stand_in.rotary_embedding = rotary_embedding  # type: ignore[attr-defined]
+    stand_in.rotary_embedding = None  # type: ignore[attr-defined]
     sys.modules[name] = stand_in
     try:
-        return original(*args, **kwargs)
+        original(layer, *args, **kwargs)
     finally:
         del sys.modules[name]
-
-
-def rotary_embedding(
-    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox_style: bool
-) -> None:
-    """Rotate query and key in place.
-
-    Args:
-        positions: [tokens].
-        query, key: [tokens, heads * head_size], rotated in the first `rotary` dimensions of each head.
-        cos_sin_cache: [positions, rotary]: cosines, then sines.
-        is_neox_style: halves of the head are the pairs; otherwise neighbours are.
-    """
-    import torch
-
-    cos, sin = cos_sin_cache.index_select(0, positions.flatten()).chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    rotary = 2 * cos.shape[-1]
-    for states in (query, key):
-        heads = states.view(positions.numel(), -1, head_size)[..., :rotary]
-        first, second = heads.chunk(2, dim=-1) if is_neox_style else (heads[..., ::2], heads[..., 1::2])
-        pair = first * cos - second * sin, second * cos + first * sin
-        heads.copy_(torch.cat(pair, dim=-1) if is_neox_style else torch.stack(pair, dim=-1).flatten(-2))
+    layer._forward_method = layer.forward_native
