@@ -132,7 +132,7 @@ class InTwoPasses:
         yield EngineOutput([1], index=1)
 
     async def wait_lost(self) -> str:
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+        return await asyncio.get_running_loop().create_future()
 
 
 @pytest.mark.slow
