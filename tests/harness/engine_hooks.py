@@ -209,7 +209,7 @@ def write_late(notes: str, page_tokens: int) -> None:
 
     stand_in = SimpleNamespace(Stream=lambda: SimpleNamespace(synchronize=lambda: None), Event=Event, stream=stream)
     patched: Any = page_loader
-    patched.torch = SimpleNamespace(**{**vars(page_loader.torch), "cuda": stand_in})
+    patched.torch = SimpleNamespace(**{**vars(patched.torch), "cuda": stand_in})
     loader: Any = page_loader.PageLoader
     make, start, copy = loader.__init__, loader.start, loader._copy
     run, process = Scheduler.run_batch, Scheduler.process_batch_result
