@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from msgspec import DecodeError, Struct, ValidationError
+from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from ampd.background_tasks import BackgroundTasks
@@ -92,21 +92,10 @@ class Descriptor(Struct, frozen=True):
     size_bytes: NotNegative
     agent: bytes
 
-    def encode(self) -> bytes:
-        return _encoder.encode(self)
 
-
-_encoder = Encoder()
-_decoder = Decoder(Descriptor)
-
-
-def decode_descriptor(data: bytes) -> Descriptor:
-    """The counterpart of `Descriptor.encode`. Raises `ValueError` for anything else."""
-    try:
-        descriptor: Descriptor = _decoder.decode(data)
-    except (DecodeError, ValidationError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a KV descriptor: {error}") from None
-    return descriptor
+encode_descriptor = Encoder().encode
+decode_descriptor = Decoder(Descriptor).decode
+"""It raises `ValueError` for anything else than a descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
