@@ -319,6 +319,8 @@ class RankLink:
             self._due.wait()
             self._due.clear()
             for written in self._offers.write():
+                if self._closing:
+                    return  # the bell may be gone
                 self._send(written)
 
     def _answer(self, message: ToRank) -> None:
