@@ -158,12 +158,8 @@ class SglangEngine:
                 f"{error}: the engine needs its extra: uv pip install --editable '.[sglang]' in AMPD's repository"
             ) from None
         surplus = self._next_rounds.surplus if self._next_rounds else None
-        store = EngineStore(
-            create_store(self._settings),
-            self._settings.tp,
-            surplus,
-            has_checksums=self._settings.kv_checksums != "off",
-        )
+        has_checksums = self._settings.kv_checksums != "off"
+        store = EngineStore(create_store(self._settings), self._settings.tp, surplus, has_checksums=has_checksums)
         store.on_last_passes = self._last_passes_begun
         self._kv = KvExchange(store, self._make_transport or NixlTransport)
         await self._run_processes(self._kv)
@@ -340,12 +336,7 @@ class SglangEngine:
 
         try:
             await self.kv.store.begin_request(
-                request.rid,
-                request.session_id,
-                keys,
-                running.reloaded,
-                pays,
-                is_copy=request.is_copy,
+                request.rid, request.session_id, keys, running.reloaded, pays, is_copy=request.is_copy
             )
         except (ConnectionError, TimeoutError) as error:
             raise EngineLostError(f"SGLang has ended: {error or 'it does not answer'}") from None
