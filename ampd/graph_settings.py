@@ -27,28 +27,26 @@ class GraphSettings(Settings):
     )
     graph_secret_file: Path | None = Field(
         None,
-        description="File with a secret that coordinators and workers share, one per line; default: calls between them "
-        "are not signed, and they start on loopback only. They are signed with the first secret of the file, and all "
-        "are accepted.",
+        description="File with secrets that coordinators and workers share, one per line: the first signs "
+        "their calls, all are accepted. Default: calls are not signed, and the processes start "
+        "on loopback only.",
     )
     ttft: float = Field(2.0, gt=0, description="TTFT target in seconds, for rounds that bring none of their own.")
     itl: float = Field(0.1, gt=0, description="ITL target in seconds, for rounds that bring none of their own.")
     max_wait: float = Field(
         4.0,
         ge=0,
-        description="Longest predicted wait of a round before it is refused with 429, in TTFT targets; a quarter of "
-        "it, its own prefill included, for the first round of a session. A round that has waited twice as long is "
-        "given up. 0: no such bounds.",
+        description="Longest predicted wait of a round, in TTFT targets, before it gets 429; a quarter for "
+        "a session's first round. A round that has waited twice as long is given up. 0: no "
+        "bounds.",
     )
     perf: str | None = Field(
         None,
-        description="Performance model: a shipped profile's name, a profile file, or MODEL@GPU, as in qwen3-32b@h20 or "
-        "/models/Qwen3-8B@h200. Coordinators and workers must have one. `ampd serve` takes the analytic model of the "
-        "model folder on this machine's GPUs by default, and tiny-cpu for the tiny model.",
+        description="Performance model: a shipped profile's name, a profile file, or MODEL@GPU, as in "
+        "qwen3-32b@h20 or /models/Qwen3-8B@h200. `ampd serve` derives it from the model folder "
+        "and this machine's GPUs by default.",
     )
-    session_ttl_s: float = Field(
-        1800.0, gt=0, description="Seconds without a round after which a session's binding and its KV are released."
-    )
+    session_ttl_s: float = Field(1800.0, gt=0, description="Seconds without a round after which a session is released.")
     session_first_ttl_s: float = Field(
         300.0, gt=0, description="The same until a session's second round, if it is less than --session-ttl-s."
     )
@@ -57,8 +55,8 @@ class GraphSettings(Settings):
     )
     log_rounds: Literal["none", "end", "steps"] = Field(
         "end",
-        description="What is logged of a round at INFO: nothing, one line of the coordinator at its end, or every step "
-        "in every process; the rest at DEBUG. What goes wrong is always logged.",
+        description="Lines of a round at INFO: none, one of the coordinator at its end, or every step in "
+        "every process. Errors are always logged.",
     )
     window_s: float = Field(WINDOW_S, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
 

@@ -253,11 +253,7 @@ class WorkerView:
         return len(self.queue) + self.queue_rest.tasks
 
 
-# Decisions and estimates are not frozen: frozen dataclasses take three times as long to make, and a decision makes an
-# estimate per worker.
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RouteEstimate:
     """The predicted TTFT of one candidate route, in seconds, with its parts."""
 
@@ -269,7 +265,7 @@ class RouteEstimate:
     transfer_s: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RouteDecision:
     """The worker that prefills a round, and the reason.
 

@@ -115,6 +115,7 @@ class GenerateRequest(TypedDict):
     Attributes:
         history_worker_id: the worker that holds the KV of a local prefill's history, because the session has just moved
             away from it; left out: this worker holds it. `history_tp` is its tensor parallelism.
+        ends_session: the session has no further round: this worker releases its KV when the round ends.
     """
 
     task: TaskMessage
@@ -123,6 +124,7 @@ class GenerateRequest(TypedDict):
     source_tp: NotRequired[int]
     history_worker_id: NotRequired[str]
     history_tp: NotRequired[int]
+    ends_session: NotRequired[bool]
     kept_tokens: NotRequired[int]
     request: dict[str, Any]
 

@@ -116,11 +116,11 @@ BREAKS = (
         ("tests/ampd/serving/test_prefill_queue.py",),
     ),
     Break(
-        "queue: its work is the sum over its prefills",
+        "queue: its times are those of the prefills that are here now",
         "ampd/serving/prefill_queue.py",
-        "self._work.change(left=entry.task)\n            _end(entry)\n            self._advance()",
-        "_end(entry)\n            self._advance()",
-        ("tests/ampd/serving/test_prefill_queue_work.py", "tests/ampd/policies/test_queue_work.py"),
+        "        self._listed = None\n        entry.task = task\n",
+        "        entry.task = task\n",
+        ("tests/ampd/serving/test_prefill_queue.py",),
     ),
     Break(
         "Moore-Hodgson: the job that frees the most time is given up",

@@ -9,6 +9,7 @@ from typing import cast
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import RoutingSituation
+from ampd.policies.estimates import Queue
 from ampd.policies.registry import BINDING, ROUTING
 from ampd.serving.placement import Moving, PlacementPolicies, PlanSituation
 from ampd.state.store import StateStore, TaskDone, TaskQueued, WorkerUpdated
@@ -98,14 +99,14 @@ class Cluster:
         decode_id: the owner of the sessions.
     """
 
-    def __init__(self, rng: random.Random, case: Case, count: int, queue: int, is_whole: bool) -> None:
+    def __init__(self, rng: random.Random, case: Case, count: int, queue: int) -> None:
         workers = _workers_of(rng, case, count, queue)
         self.decode_id = workers[-1].worker_id
         self.view = ClusterView(cast(StateStore, NoStore()), lease_s=1e9, clock=lambda: 0.0, model=MODEL)
         self._there: dict[str, list[str]] = {}
         for worker in workers:
-            tasks, rest = (worker.queue, worker.queue_rest) if is_whole else listed(worker.queue)
-            self.view.apply(WorkerUpdated(replace(worker, queue=tasks, queue_rest=rest), None))
+            tasks, rest = listed(worker.queue)
+            self.view.apply(WorkerUpdated(replace(worker, queue=Queue(tasks), queue_rest=rest), None))
             self._there[worker.worker_id] = [task.task_id for task in tasks]
 
     def decode(self) -> WorkerView:

@@ -1,12 +1,12 @@
 """Time of one routing decision, for every routing policy, by the number of workers and the length of their queues.
 
-    python -m benchmarks.decision_time [--json | --markdown] [--workers 8 --workers 64] [--queue 8 --queue 512]
-                                       [--whole] [--decisions 400] [--policy NAME] [--clock cpu]
+    python -m benchmarks.decision_time [--json | --markdown] [--workers 8 --workers 64] [--queue 8 --queue 64]
+                                       [--decisions 400] [--policy NAME] [--clock cpu]
 
-The default is the grid of 8, 64 and 256 prefill workers with 8, 64, 256 and 512 prefills each. A decision reads the
-local copy of the shared state and asks the policy. The local copy gets what a live one gets: publications that list 128
-prefills and the sums of the others, and between two decisions a prefill that enters and one that ends. `change us` is
-the time of such a pair. `--whole`: publications list whole queues, as a simulator's views do.
+The default is the grid of 8, 64 and 256 prefill workers with 8, 32 and 64 prefills each, because admission lets no more
+than some tens wait. A decision reads the local copy of the shared state and asks the policy. The local copy gets what a
+live one gets: publications, and between two decisions a prefill that enters and one that ends. `change us` is the time
+of such a pair.
 
 Every decision has a fresh task, every hundredth a fresh cluster. `ampd` is measured on each of its three ways out;
 `ampd/cheapest` is the dearest of all: every worker is full, so it estimates every route. The others decide among queues
@@ -49,7 +49,6 @@ def measure(
     case: Case,
     count: int,
     queue: int,
-    is_whole: bool,
     decisions: int,
     seed: int,
     clock: Callable[[], int],
@@ -64,7 +63,7 @@ def measure(
     mean_s: Callable[[WorkerView], float] = lambda worker: worker.ttft.mean_s  # noqa: E731
     for number in range(decisions):
         if number % DECISIONS_PER_CLUSTER == 0:
-            cluster = Cluster(rng, case, count, queue, is_whole)
+            cluster = Cluster(rng, case, count, queue)
             cluster.view.workers()
         task = make_task(rng)
         start = clock()
@@ -97,12 +96,12 @@ def measure(
 def _measured(arguments: argparse.Namespace) -> Sequence[dict[str, Any]]:
     results = []
     for count in arguments.workers or [8, 64, 256]:
-        for queue in arguments.queue or [8, 64, 256, 512]:
+        for queue in arguments.queue or [8, 32, 64]:
             for case in cases():
                 if arguments.policy and case.name not in arguments.policy:
                     continue
                 clock = CLOCKS[arguments.clock]
-                results.append(measure(case, count, queue, arguments.whole, arguments.decisions, arguments.seed, clock))
+                results.append(measure(case, count, queue, arguments.decisions, arguments.seed, clock))
                 gc.collect()
     return results
 
@@ -126,8 +125,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--markdown", action="store_true", help="print P50 and P99 in us by queues and workers")
     parser.add_argument("--workers", type=int, action="append", help="prefill workers; default: 8, 64 and 256")
-    parser.add_argument("--queue", type=int, action="append", help="prefills each; default: 8, 64, 256 and 512")
-    parser.add_argument("--whole", action="store_true", help="views list whole queues, and not the first 128 prefills")
+    parser.add_argument("--queue", type=int, action="append", help="prefills each; default: 8, 32 and 64")
     parser.add_argument("--decisions", type=int, default=400, help="decisions per case")
     parser.add_argument("--policy", action="append", help="measure only these; default: all")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="what is counted; default: wall")
@@ -141,7 +139,7 @@ def main() -> None:
         return
     if arguments.json:
         head = {"benchmark": "decision_time", **now, "python": sys.version.split()[0], "clock": arguments.clock}
-        print(json.dumps({**head, "whole": arguments.whole, "results": results}))
+        print(json.dumps({**head, "results": results}))
         return
     print(f"{'policy':<16} {'workers':>7} {'queue':>5} {'p50 us':>9} {'p99 us':>9} {'x min':>7} {'change us':>9}")
     for row in results:

@@ -48,7 +48,7 @@ class CaseSettings(Settings):
     kv_store_gib_per_gpu: float = Field(
         0.0,
         ge=0,
-        description="Host memory of the KV stores in GiB per GPU; 0: no stores, and idle sessions stay in KV memory.",
+        description="Host memory of the KV stores in GiB per GPU; 0: no stores.",
     )
     limit: int | None = Field(None, ge=1, description="Sessions; with --rate the trace is repeated as needed.")
     ttft: float = Field(2.0, gt=0, description="TTFT target in seconds.")

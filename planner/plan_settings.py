@@ -29,7 +29,7 @@ class PlanSettings(CaseSettings):
     rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")
     use_all: bool = Field(
         False,
-        description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate. Needs no --rate.",
+        description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate.",
     )
     attainment: float = Field(
         ATTAINMENT, gt=0, le=1, description="Share of rounds within both targets that carries a rate."
@@ -37,8 +37,8 @@ class PlanSettings(CaseSettings):
     budget_s: float = Field(
         BUDGET_S,
         ge=0,
-        description="Longest time of the search in seconds; 0: the layout that the integer programme proposes. "
-        "Ctrl-C ends the search too, and keeps the best so far.",
+        description="Longest time of the search in seconds; 0: the layout that the integer programme "
+        "proposes. Ctrl-C keeps the best so far.",
     )
     degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
     top: int = Field(3, ge=1, le=50, description="Layouts to show, best first.")

@@ -54,18 +54,16 @@ class SimulateSettings(CaseSettings):
     )
     mixed: str = Field(
         "0",
-        description="Mixed replicas, as 4xTP2: they own sessions, and also prefill for sessions of others. 0: none.",
+        description="Mixed replicas, as 4xTP2, which own sessions and also prefill for others; 0: none.",
     )
     mode: str = Field(
         "disaggregated",
-        description="Comma-separated: disaggregated (the named policies), always-remote (first come, first served), "
-        "colocated (every replica does both phases; fcfs and whole prefills, or the --ordering and --slicing that "
-        "are named).",
+        description="Comma-separated: disaggregated (the named policies), always-remote (fcfs), colocated "
+        "(fcfs and whole prefills unless named).",
     )
     routing: str = Field(
         defaults.ROUTING,
-        description="Routing policies, comma-separated; ampd(alpha=0.8) sets a parameter. "
-        "docs/policies.md lists the policies of all kinds.",
+        description="Routing policies, comma-separated; ampd(alpha=0.8) sets a parameter.",
     )
     ordering: str = Field(defaults.ORDERING, description="Ordering policies, comma-separated.")
     binding: str = Field(defaults.BINDING, description="Binding policy.")
@@ -87,7 +85,7 @@ class SimulateSettings(CaseSettings):
     hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
     kv_read_s: float = Field(0.0, ge=0, description="Seconds of a KV read in addition to the transfer.")
     hand_over_pass: bool = Field(
-        True, description="The last tokens of a remotely prefilled round take a pass of their own, as in SGLang."
+        True, description="The last tokens of a remote prefill take a pass of their own, as in SGLang."
     )
     state_delay_s: float = Field(0.0, ge=0, description="Longest delay in seconds until coordinators see changes.")
     coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
@@ -99,14 +97,11 @@ class SimulateSettings(CaseSettings):
     )
     moves: Moves = Field(
         defaults.MOVES,
-        description="Sessions that may move to another owner between two rounds, if that pays: "
-        "those whose owner owns no sessions any more or whose memory is full (needed), any, or never.",
+        description="Sessions that may move to another owner between two rounds: as of a coordinator.",
     )
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
-    timeline: Path | None = Field(
-        None, description="Write the activity of every worker in the first combination as a Chrome trace (Perfetto)."
-    )
+    timeline: Path | None = Field(None, description="Write the activity of every worker as a Chrome trace (Perfetto).")
 
     def options(self) -> SimulationOptions:
         """The simulator's options, which are called like the flags."""

@@ -17,14 +17,13 @@ from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import RoleReview
-from ampd.state.store import DeathNews, SessionLimits, StateStore
+from ampd.state.store import SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
 from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
-from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.outputs import error_chunk, merged_usage
@@ -45,7 +44,7 @@ from router.session_moves import SessionMoves
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
 from router.unnamed_rounds import UnnamedRounds
-from router.worker_access import WorkerAccess, release_session
+from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
 log = logging.getLogger(__name__)
@@ -94,7 +93,6 @@ class Coordinator:
         self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
-        deaths = WorkerDeaths(clock, self._announce)
         limits = _session_limits(settings)
         sessions = SessionMemory(settings.context_memory_mib << 20, limits, clock)
         self.view = ClusterView(
@@ -103,17 +101,9 @@ class Coordinator:
             clock=clock,
             model=policies.model,
             serves=OwnTokenizer(tokenizer).serves,
-            on_death=deaths.announced,
             on_session_end=sessions.forget,
         )
         guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
-        ended = EndedSessions(
-            store,
-            lambda worker_id, session_id: release_session(calls, worker_id, session_id, CALL_TIMEOUT_S),
-            self.view.workers,
-            self.view.has_heard,
-            clock=clock,
-        )
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: len(self._rounds))
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
@@ -130,12 +120,12 @@ class Coordinator:
                 SessionMoves(self.view, settings.moves),
                 clock,
             ),
-            access=WorkerAccess(self.view, store, calls, guard, ended, CALL_TIMEOUT_S),
+            access=WorkerAccess(self.view, store, calls, guard, CALL_TIMEOUT_S),
             sessions=sessions,
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,
-            deaths=deaths,
+            deaths=WorkerDeaths(store, self._background.spawn),
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
             placed=recorder.placed if recorder else ignore_placed,
         )
@@ -169,12 +159,13 @@ class Coordinator:
     def store_answered(self) -> None:
         """The shared state takes writes: rounds use it again if they had lost it."""
         self._services.placer.store_answered()
+        if self._services.access.undeleted:
+            self._background.spawn(self._services.access.delete_bindings())
 
     async def start(self) -> None:
         """Connect to the shared state. Raises `StateUnavailableError`."""
         await self.view.start()
         self._services.access.guard.start()
-        self._services.access.ended.start()
         self._lease_probe.start()
         if self.pools is not None:
             self.pools.start()
@@ -189,7 +180,6 @@ class Coordinator:
             await self.pools.stop()
         await self._background.finish(timeout_s)
         await self._services.access.guard.stop()
-        await self._services.access.ended.stop()
         await self._lease_probe.stop()
         await self.view.stop()
 
@@ -223,9 +213,6 @@ class Coordinator:
         self.failures[error.status] += 1
         level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
         log_fields(log, level, "round refused", status=error.status, error=str(error))
-
-    def _announce(self, news: DeathNews) -> None:
-        self._background.spawn(self._services.access.announce(news))
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""

@@ -20,6 +20,7 @@ from ampd.serving.placement import (
 )
 from ampd.state.store import (
     Binding,
+    FatalRequestError,
     RouteOutcome,
     RouteWrite,
     SessionLimits,
@@ -38,6 +39,7 @@ from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.session_counts import SessionCounts
 from router.session_moves import SessionMoves
 from router.unplaced_round import UnplacedRound
+from router.worker_deaths import fatal
 from router.worker_lookups import WorkerLookups
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,7 @@ class Placer:
 
         Raises:
             RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker that may
-                continue the round, 400 if the prompt does not fit.
+                continue the round, 500 if workers died under the prompt, 400 if it does not fit.
         """
         known, is_admitted, move_reason = unplaced.binding, unplaced.is_admitted, ""
         for _ in range(_CONFLICTS):
@@ -290,11 +292,22 @@ class Placer:
             return None
         epoch = known.epoch if known else 0
         decision, task = plan.decision, plan.task
-        write = RouteWrite(unplaced.session_id, plan.decode.worker_id, epoch, decision.worker_id, task, unplaced.tenant)
+        write = RouteWrite(
+            unplaced.session_id,
+            plan.decode.worker_id,
+            epoch,
+            decision.worker_id,
+            task,
+            unplaced.tenant,
+            ends_session=unplaced.ends_session,
+            prompt_digest=unplaced.prompt_digest,
+        )
         try:
             outcome = await self._store.route(write, self._limits)
         except TooManySessionsError as error:
             raise RoundOverloadedError(f"{error}; end sessions, or try again later", _SESSION_RETRY_S) from None
+        except FatalRequestError as error:
+            raise fatal(error.deaths) from None
         except StateSlowError as error:
             # Only this call: others may still be answered in time, so they are made.
             log.warning("%s; a round goes on without it", error)

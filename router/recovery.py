@@ -50,7 +50,7 @@ class Recovery:
         """Why the next prefill must run on the decode worker; None: it may run anywhere."""
         return local_only(self._failure, self._request.uncarried)
 
-    def after_prefill(self, error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -> None:
+    async def after_prefill(self, error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -> None:
         """Make ready to prefill locally because a prefill worker failed.
 
         Args:
@@ -72,10 +72,10 @@ class Recovery:
             self._leave_out(error)
         self._record.retries += 1
         if isinstance(error, WorkerLostError):
-            self._check_death(error)
+            await self._check_death(error)
         log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, error)
 
-    def after_decode(self, error: WorkerLostError, emitted_tokens: int, *, has_begun: bool) -> None:
+    async def after_decode(self, error: WorkerLostError, emitted_tokens: int, *, has_begun: bool) -> None:
         """Make ready to go on at another decode worker.
 
         Args:
@@ -88,7 +88,7 @@ class Recovery:
         request, record = self._request, self._record
         self._leave_out(error)
         record.retries += 1
-        self._check_death(error)
+        await self._check_death(error)
         if record.retries > self._retries:
             raise RoundRefusedError(UNAVAILABLE, f"{record.retries} workers failed this round; the last one: {error}")
         if has_begun and request.uncarried is not None:
@@ -109,9 +109,9 @@ class Recovery:
             return error
         return RoundRefusedError(UNAVAILABLE, f"its worker was lost, and no other one can go on: {error}")
 
-    def _check_death(self, error: WorkerLostError) -> None:
+    async def _check_death(self, error: WorkerLostError) -> None:
         if error.has_died:
-            self._deaths.add(error.worker_id, error.start)
+            await self._deaths.add(error)
 
     def _leave_out(self, error: WorkerLostError | WorkerRefusedError) -> None:
         """The round avoids the worker, unless only its connection broke. All rounds do if it may be dead."""

@@ -29,7 +29,8 @@ class WorkerLostError(Exception):
 
     Attributes:
         has_died: the worker had taken the round, and then died or hung. The round may be the reason.
-        start: see `WorkerDied`.
+        start: which start of the worker's engine died, from 1, because an engine that starts again keeps the worker's
+            id; None: the worker died as a whole, or did not say.
         is_overloaded: the worker lives and has too much to do: it is lost for this round only.
         lives: the worker lives and only the connection broke: the round may go on there.
     """

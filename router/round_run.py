@@ -27,6 +27,7 @@ from router.services import Services
 from router.session_memory import SessionOwner, pack_tokens
 from router.unplaced_round import MovingSession, UnplacedRound
 from router.worker_chunks import check_chunk
+from router.worker_deaths import RequestDeaths
 from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class RoundRun:
             request, self._record, services.sessions, services.access, options.page_size_tokens, services.prefixes
         )
         self._stream = ClientStream(request, self._record, services.clock)
-        self._deaths = services.deaths.of_request(self._record.facts.request_id, request.prompt, request.tenant)
+        self._deaths = RequestDeaths(services.deaths, request)
         self._recovery = Recovery(request, self._record, services.placer, options.retries, self._deaths)
         self._recovery.holder = services.sessions.holder(request.session_id)
         self._placement: Placement | None = None
@@ -64,9 +65,7 @@ class RoundRun:
         Raises:
             RoundRefusedError: it cannot be served.
         """
-        had_ended = self._services.access.ended.begins(self._request.session_id)
         try:
-            self._deaths.check()
             while not self._context.is_stopped():
                 placement = await self._place()
                 if placement.plan.decision.route is Route.REMOTE:
@@ -85,12 +84,7 @@ class RoundRun:
                         return  # the client has gone, which says nothing about the worker
                     self._withdraw(placement)
                     has_begun = self._stream.has_begun
-                    self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
-        except RoundRefusedError:
-            await self._deaths.told()
-            if had_ended and self._placement is None:
-                self._services.spawn(self._end_session(set()))  # its end goes on, because no new life has begun
-            raise
+                    await self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
         except asyncio.CancelledError:
             self._is_dropped = True  # the client reads no more
             self._links.stop()
@@ -109,6 +103,7 @@ class RoundRun:
             raise self._recovery.unplaced(error) from error
         self._is_initial = self._is_initial or placement.is_new_session
         self._placement = placement
+        self._services.access.undeleted.pop(self._request.session_id, None)
         self._stream.placed(placement.plan.decode)
         self._unreached = placement
         self._record.placed(placement.plan, placement.binding)
@@ -133,6 +128,8 @@ class RoundRun:
             binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
             lost=self._recovery.lost,
             fingerprint_mark=self._stream.fingerprint_mark,
+            ends_session=request.ends_session,
+            prompt_digest=self._deaths.prompt_digest,
             session_missed=sessions.has_missed(request.session_id),
             # A round in progress was admitted before, also by a coordinator that died.
             is_admitted=self._placement is not None or request.continued_tokens > 0,
@@ -173,7 +170,7 @@ class RoundRun:
             if not self._context.is_stopped():
                 self._withdraw(placement)
                 failure = await access.failure(worker_id, error, has_begun=has_begun)
-                self._recovery.after_prefill(failure, has_output=self._stream.has_output)
+                await self._recovery.after_prefill(failure, has_output=self._stream.has_output)
             return None
 
     def _prefill_request(self, placement: Placement) -> PrefillRequest:
@@ -323,8 +320,6 @@ class RoundRun:
         if placement is None:
             return
         was_left = self._is_dropped or self._context.is_stopped()
-        if self._stream.is_complete:
-            self._deaths.survived()
         if request.is_announcement:
             return  # it has no latency to judge, and the next round's prompt goes on from the last round's context
         served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
@@ -358,8 +353,7 @@ class RoundRun:
             self._services.spawn(self._services.access.leave_session(before, self._request.session_id))
 
     async def _end_session(self, used: set[str]) -> None:
-        request = self._request
-        await self._services.end_session(request.session_id, request.tenant, used, is_named=request.is_named)
+        await self._services.end_session(self._request.session_id, self._request.tenant, used)
 
 
 def _new_record(request: RoundRequest, context: CallContext, policy: str) -> DecisionRecord:

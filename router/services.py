@@ -43,7 +43,7 @@ class Services:
 
     Attributes:
         spawn: starts work that outlives the round.
-        deaths: the workers that died lately under a request.
+        deaths: the workers that died under rounds.
         observers: called with each round at its end.
         placed: called with the record and the arrival of each round that was placed, announcements left out.
         prefixes: the prefixes that sessions share.
@@ -60,12 +60,11 @@ class Services:
     placed: Callable[[DecisionRecord, float], None] = ignore_placed
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
-    async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:
+    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
         """End a session everywhere: in this replica's memory, in the shared state and on the workers.
 
         Args:
             used: workers that served the session's last round.
-            is_named: False: the session was a single round.
         """
         self.sessions.forget(session_id)
-        await self.access.end_session(session_id, tenant, used, is_named=is_named)
+        await self.access.end_session(session_id, tenant, used)

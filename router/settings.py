@@ -76,17 +76,17 @@ class CoordinatorSettings(GraphSettings):
     binding_params: str = Field("", description="Old form of parameters; write --binding 'NAME(key=value)'.")
     ordering: str = Field(
         defaults.ORDERING,
-        description="The workers' --ordering. Coordinators order nothing; `look-ahead` serves the recent load with it.",
+        description="The workers' --ordering, for `look-ahead`.",
     )
-    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead` as well.")
+    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead`.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     pools_interval_s: float = Field(
         POOLS_INTERVAL_S, gt=0, description="Seconds between two questions to the pools policy."
     )
     moves: Moves = Field(
         defaults.MOVES,
-        description="Sessions that may move to another worker between two rounds, if that is predicted to pay: "
-        "those whose worker owns no sessions any more or whose memory is full (needed), any, or never.",
+        description="Sessions that may move to another worker between two rounds, if that pays: those whose "
+        "worker owns no sessions any more or is full (needed), any, or none (never).",
     )
     target_floor: float = Field(
         TARGET_FLOOR, gt=0, le=1, description="Tightest TTFT or ITL target of a client, as a multiple of the default."
@@ -95,7 +95,7 @@ class CoordinatorSettings(GraphSettings):
         TARGET_CAP, ge=1, description="Loosest TTFT or ITL target of a client, as a multiple of the default."
     )
     max_sessions: int = Field(
-        100_000, ge=0, description="Live sessions of the graph; a new one beyond them gets 429. 0: any number."
+        100_000, ge=0, description="Live sessions of the graph, beyond which a new one gets 429. 0: any number."
     )
     max_sessions_per_tenant: int = Field(
         50_000, ge=0, description="Live sessions of one tenant; a new one beyond them gets 429. 0: any number."
@@ -104,8 +104,8 @@ class CoordinatorSettings(GraphSettings):
     context_length: int | None = Field(
         None,
         ge=2,
-        description="Longest prompt and output together; default: what the model's config.json says. "
-        "The workers' own limit counts if it is smaller.",
+        description="Longest prompt and output together; default: that of config.json, or the workers' if "
+        "it is smaller.",
     )
     dyn_tool_call_parser: str | None = Field(
         None, validation_alias="dyn_tool_call_parser", description="Tool-call parser of the model (as in Dynamo)."
@@ -119,20 +119,16 @@ class CoordinatorSettings(GraphSettings):
         description="Chat template file that replaces the model's own (as in Dynamo).",
     )
     context_memory_mib: int = Field(
-        256, ge=1, description="Memory for the last contexts of sessions, by which rewritten prompts are noticed."
+        256, ge=1, description="Memory for the last contexts of sessions, which show rewritten prompts."
     )
     max_rounds: int = Field(
         MAX_ROUNDS,
         ge=0,
-        description="Rounds in progress at this coordinator from which further ones are refused with 429; three "
-        "quarters of it for the first round of a session. 0: any number.",
+        description="Rounds in progress from which this coordinator refuses further ones with 429; three "
+        "quarters for the first round of a session. 0: any number.",
     )
-    retries: int = Field(
-        3, ge=0, description="How many times a round is retried after losing its worker before the client gets a 503."
-    )
-    grace_s: float = Field(
-        0.5, ge=0, description="After SIGTERM: seconds in which late requests of the frontend are still taken."
-    )
+    retries: int = Field(3, ge=0, description="Retries of a round that lost its worker, before the client gets 503.")
+    grace_s: float = Field(0.5, ge=0, description="After SIGTERM: seconds in which late requests are still taken.")
     drain_s: float = Field(25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take.")
 
     @property

@@ -43,6 +43,8 @@ class UnplacedRound:
         fingerprint_mark: of the weights that the round's output so far came from; 0: any worker may continue it.
         session_missed: an earlier round of the session missed a target.
         is_admitted: the round was placed before, and a worker failed it.
+        ends_session: nothing of the session is needed after the round.
+        prompt_digest: see `RequestDeaths`.
         moving: whether the session may move to another owner.
         shared_tokens: returns what workers hold of the prompt for other sessions, by worker id.
     """
@@ -60,5 +62,7 @@ class UnplacedRound:
     session_missed: bool = False
     has_output: bool = False
     is_admitted: bool = False
+    ends_session: bool = False
+    prompt_digest: str = ""
     moving: MovingSession = STAYS
     shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]] = lambda _: {}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ampd.errors import one_line_of
-from ampd.state.store import Binding, DeathNews, StateStore, StateUnavailableError
+from ampd.state.store import Binding, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport, parse_error
 from router.calls import WorkerCalls, worker_error
-from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from router.worker_reports import WorkerReports
 
 log = logging.getLogger(__name__)
+
+_MOST_UNDELETED = 10_000
+"""Sessions whose bindings are deleted later, at most. Those of others expire."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +30,18 @@ class WorkerAccess:
     Attributes:
         view: the local copy of the shared state.
         guard: gives up calls to workers that hang.
-        ended: sessions whose end must still be written.
         call_timeout_s: longest wait for an answer about KV.
         reports: reads the workers' reports about rounds.
+        undeleted: session id -> tenant, of sessions that ended while the shared state did not answer.
     """
 
     view: ClusterView
     store: StateStore
     calls: WorkerCalls
     guard: StreamGuard
-    ended: EndedSessions
     call_timeout_s: float
     reports: WorkerReports = field(default_factory=WorkerReports)
+    undeleted: dict[str, str] = field(default_factory=dict)
 
     async def matched_pages(self, worker_id: str, keys: Sequence[bytes]) -> int:
         """How many of the first `keys` a worker holds, in pages.
@@ -80,13 +83,6 @@ class WorkerAccess:
         if "decode_batch" in report:
             self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
 
-    async def announce(self, news: DeathNews) -> None:
-        """Tell the other coordinators what has become of a request."""
-        try:
-            await self.store.announce(news)
-        except StateUnavailableError as error:
-            log.debug("the other coordinators do not learn of %s: %s", news, error)
-
     async def finish_task(self, worker_id: str, task_id: str) -> None:
         """Take a task out of a worker's queue in the shared state."""
         try:
@@ -96,48 +92,42 @@ class WorkerAccess:
 
     async def leave_session(self, worker_id: str, session_id: str) -> None:
         """Release the KV of a session at an owner that it has left. A worker that does not answer keeps it for now."""
-        try:
-            await release_session(self.calls, worker_id, session_id, self.call_timeout_s)
-        except (WorkerLostError, WorkerRefusedError) as error:
-            log.info("session %r was not released at its old owner: %s", session_id, error)
-        else:
-            self.view.holding(worker_id, session_id, 0)
+        await self._release(worker_id, session_id)
 
-    async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_named: bool = True) -> None:
-        """End a session's binding, and release its KV on every worker that holds some.
+    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
+        """End a session's binding, and at the same time release its KV on every worker that holds some.
+
+        A worker that does not answer reads the end in the shared state when it comes back.
 
         Args:
             used: workers that served the session's last round; they may hold KV that the view does not show yet.
-            is_named: False: the session was a single round, so that no other worker holds KV of it.
         """
-        if is_named:
-            self.ended.ended(session_id)
-        failure: StateUnavailableError | None = None
-        bound: Binding | None = None
-        try:
-            bound = await self.store.end_session(session_id, tenant)
-        except StateUnavailableError as error:
-            failure = error
-        if is_named and not self.ended.is_over(session_id):
-            return  # it has begun again meanwhile, and what is left of it belongs to its new life
-        if failure is not None:
-            self.ended.still_bound(session_id, tenant)
-            log.warning("session %r stays bound until the shared state is back: %s", session_id, failure)
         workers = used | {view.worker_id for view in self.view.workers() if session_id in view.held_tokens}
-        if bound is not None:
-            workers.add(bound.worker_id)
-        for worker_id in workers:
-            try:
-                await release_session(self.calls, worker_id, session_id, self.call_timeout_s)
-            except (WorkerLostError, WorkerRefusedError) as error:
-                self.ended.still_held(session_id, worker_id)
-                log.info("session %r was not released at once: %s", session_id, error)
+        bound, *_ = await asyncio.gather(
+            self._delete_binding(session_id, tenant), *(self._release(worker_id, session_id) for worker_id in workers)
+        )
+        if bound is not None and bound.worker_id not in workers:
+            await self._release(bound.worker_id, session_id)
 
+    async def delete_bindings(self) -> None:
+        """The shared state answers: delete the bindings that it has kept."""
+        for session_id, tenant in list(self.undeleted.items()):
+            if self.undeleted.pop(session_id, None) is not None:
+                await self._delete_binding(session_id, tenant)
 
-async def release_session(calls: WorkerCalls, worker_id: str, session_id: str, timeout_s: float) -> None:
-    """Release the KV of a session on one worker.
+    async def _delete_binding(self, session_id: str, tenant: str) -> Binding | None:
+        try:
+            return await self.store.end_session(session_id, tenant)
+        except StateUnavailableError as error:
+            log.warning("session %r stays bound until the shared state is back: %s", session_id, error)
+            if len(self.undeleted) < _MOST_UNDELETED:
+                self.undeleted[session_id] = tenant
+            return None
 
-    Raises:
-        WorkerLostError, WorkerRefusedError: the worker gave no answer, or has not done it.
-    """
-    await calls.kv(worker_id, {"op": "release_session", "session_id": session_id}, timeout_s)
+    async def _release(self, worker_id: str, session_id: str) -> None:
+        try:
+            await self.calls.kv(worker_id, {"op": "release_session", "session_id": session_id}, self.call_timeout_s)
+        except (WorkerLostError, WorkerRefusedError) as error:
+            log.info("session %r was not released by a worker: %s", session_id, error)
+        else:
+            self.view.holding(worker_id, session_id, 0)

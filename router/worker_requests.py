@@ -58,6 +58,8 @@ def generate_request(
     }
     if source_tp is not None:
         message["source_tp"] = source_tp
+    if request.ends_session:
+        message["ends_session"] = True
     if source is None and (holder := placement.plan.source) is not None:
         message["history_worker_id"] = holder.worker_id
         message["history_tp"] = holder.parallelism.tp

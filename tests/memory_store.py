@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from ampd.state import codec
 from ampd.state.counting import RoundTrips
 from ampd.state.overlay import QUEUE_GRACE_S, merge
-from ampd.state.schema import ASSIGNED_TTL_S
+from ampd.state.schema import ASSIGNED_TTL_S, ENDING_TTL_S, FATAL_DEATHS, REFUSED_S
 from ampd.state.store import (
     Binding,
+    FatalRequestError,
     Heard,
     Leadership,
     LoadedRound,
@@ -76,6 +77,9 @@ class MemoryState:
         self._load: list[_Published] = []
         self._bound: dict[str, _Bound] = {}
         self._tenants: dict[str, str] = {}
+        self._deaths: dict[str, set[str]] = {}
+        self._refused_until_s: dict[str, float] = {}
+        self.ended: list[str] = []
         self._leader: tuple[str, float] | None = None
         self._roles: dict[str, tuple[str, float]] = {}
         self._assigned_s = float("-inf")
@@ -97,6 +101,9 @@ class MemoryState:
             self._coordinators.clear()
             self._load.clear()
             self._bound.clear()
+            self._deaths.clear()
+            self._refused_until_s.clear()
+            self.ended.clear()
             self._leader = None
             self._roles.clear()
             self._assigned_s = float("-inf")
@@ -206,8 +213,23 @@ class MemoryState:
         self._bound[binding.session_id] = _Bound(binding.worker_id, binding.epoch, self.clock() + ttl_s)
 
     def unbind(self, session_id: str) -> None:
-        """Delete a binding."""
+        """Delete the binding of a session that has ended."""
         self._bound.pop(session_id, None)
+        self.ended.append(session_id)
+
+    def put_death(self, prompt_digest: str, death: str) -> int:
+        """The number of deaths under a prompt, with this one."""
+        deaths = self._deaths.setdefault(prompt_digest, set())
+        deaths.add(death)
+        if len(deaths) >= FATAL_DEATHS:
+            refused_s = REFUSED_S * 4.0 ** (len(deaths) - FATAL_DEATHS)
+            self._refused_until_s[prompt_digest] = self.clock() + refused_s
+        return len(deaths)
+
+    def check_deaths(self, prompt_digest: str) -> None:
+        """Refuse a prompt under which workers died lately."""
+        if self._refused_until_s.get(prompt_digest, 0.0) > self.clock():
+            raise FatalRequestError(len(self._deaths[prompt_digest]))
 
     def take_lead(self, holder: str, lease_s: float) -> Leadership:
         """Lead, unless another holds a lease."""
@@ -294,6 +316,7 @@ class MemoryStore:
         record = codec.encode_task(write.task, self._clock())
         event = codec.encode_event(TaskQueued(write.queue_worker_id, write.task), self._clock())
         await self._trip("route")
+        self._state.check_deaths(write.prompt_digest)
         binding, ttl_s = self._state.bound(write.session_id), limits.ttl_s
         if binding is None:
             if not write.epoch:
@@ -305,7 +328,7 @@ class MemoryStore:
         elif binding.worker_id != write.worker_id or write.epoch not in (0, binding.epoch):
             return RouteOutcome(accepted=False, binding=binding)
         self._state.of_tenant(write.session_id, write.tenant)
-        self._state.bind(binding, ttl_s)
+        self._state.bind(binding, ENDING_TTL_S if write.ends_session else ttl_s)
         if not self._state.is_struck_out(write.queue_worker_id, write.task.task_id):
             self._state.put_task(write.queue_worker_id, write.task.task_id, record)
             self._state.publish(event)
@@ -319,6 +342,14 @@ class MemoryStore:
             return RouteOutcome(accepted=False, binding=holding)
         self._state.bind(moved, session_ttl_s)
         return RouteOutcome(accepted=True, binding=moved)
+
+    async def record_death(self, prompt_digest: str, death: str) -> int:
+        await self._trip("death")
+        return self._state.put_death(prompt_digest, death)
+
+    async def ended_sessions(self) -> list[str]:
+        await self._trip("ended")
+        return list(self._state.ended)
 
     async def binding(self, session_id: str) -> Binding | None:
         await self._trip("binding")

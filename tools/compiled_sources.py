@@ -35,7 +35,7 @@ _FIELD = "from pydantic import Field"
 _UNTYPED_FIELD = "from pydantic import Field as _field; Field: _Any = _field"
 _OPEN = "serializable=True, allow_interpreted_subclasses=True"
 """Of the two, the first alone leaves `__init__` out where interpreted code makes an object (mypy 2.4)."""
-_OPEN_CLASSES = frozenset({"PerformanceModel", "PiecewiseModel", "PrefillQueue", "QueueWork", "ScaledModel"})
+_OPEN_CLASSES = frozenset({"PerformanceModel", "PiecewiseModel", "PrefillQueue", "ScaledModel"})
 """Classes that are no dataclasses, and travel between processes or have interpreted subclasses."""
 _ACYCLIC = "acyclic=True"
 _ACYCLIC_CLASSES = frozenset(

@@ -71,7 +71,13 @@ class WorkerParts:
             worker_id, self.role, engine, self.queue, windows, clock
         )
         self.publisher = Publisher(
-            store, worker_id, self.read_view, self.changes, settings.lease_s, on_role=self.role.adopt
+            store,
+            worker_id,
+            self.read_view,
+            self.changes,
+            settings.lease_s,
+            on_role=self.role.adopt,
+            on_return=self._release_ended,
         )
         running = RunningRounds(clock)
         steps = StepLog(worker_id, RoundLog(settings.log_rounds))
@@ -79,6 +85,12 @@ class WorkerParts:
         slicer = Slicer(UnfailingSlicing(slicing), model, engine, running, clock, self.role)
         reads = KvReads(engine, model, settings.kv_timeout_s)
         self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, slicer, reads, clock)
+
+    async def _release_ended(self) -> None:
+        """Release the sessions that ended while this worker could not be called."""
+        for session_id in await self.store.ended_sessions():
+            if session_id in self.changes.held_tokens and not self.sessions.is_running(session_id):
+                await self.sessions.release(session_id)
 
     def held(self, session_id: str, tokens: int) -> None:
         """The KV exchange holds `tokens` of a session now; 0: none any more."""

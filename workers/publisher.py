@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S
@@ -44,6 +44,7 @@ class Publisher:
 
     Args:
         read_view: the worker's view now, without its held sessions (`changes` has those).
+        on_return: called after a publication that came late. Until then calls to this worker may have failed.
         on_role: takes the assigned role, which each publication returns. Returns True if the role changed and must be
             published.
     """
@@ -57,6 +58,7 @@ class Publisher:
         lease_s: float,
         interval_s: float = PUBLISH_INTERVAL_S,
         on_role: Callable[[RoleAssigned], bool] = lambda _: False,
+        on_return: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._store = store
         self._worker_id = worker_id
@@ -65,6 +67,7 @@ class Publisher:
         self._lease_s = lease_s
         self._interval_s = interval_s
         self._on_role = on_role
+        self._on_return = on_return
         self._published_s = float("-inf")
         self._is_lost = False
         self._listed_prefills = 0
@@ -99,6 +102,7 @@ class Publisher:
             if not self._task.is_running:
                 return
             await self._task.stop()
+            self._published_s = float("-inf")
         try:
             await self._remove()
         except StateUnavailableError as error:
@@ -164,6 +168,9 @@ class Publisher:
     async def _publish(self) -> None:
         self._changes.clear()
         role = await self._store.publish_worker(self._view(), self._lease_s)
-        self._published_s = time.monotonic()
+        published_s = time.monotonic()
+        if self._on_return is not None and published_s > self._published_s + self._lease_s / 2:
+            await self._on_return()
+        self._published_s = published_s
         if role is not None and self._on_role(role):
             self._changes.changed()

@@ -99,7 +99,11 @@ class RoundService:
         chunks = self._taken_over(request, progress, source) if source else self._local(request, progress)
         try:
             has_context = progress.prompt.kept_tokens > 0
-            async with self._sessions.round(progress.task.session_id, has_context=has_context), aclosing(chunks):
+            is_last = bool(request.get("ends_session"))
+            async with (
+                self._sessions.round(progress.task.session_id, has_context=has_context, is_last=is_last),
+                aclosing(chunks),
+            ):
                 async for chunk in chunks:
                     yield chunk
         finally:

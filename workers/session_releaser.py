@@ -62,18 +62,21 @@ class SessionReleaser:
         self.evicted = 0
 
     @asynccontextmanager
-    async def round(self, session_id: str, *, is_copy: bool = False, has_context: bool = False) -> AsyncIterator[None]:
+    async def round(
+        self, session_id: str, *, is_copy: bool = False, has_context: bool = False, is_last: bool = False
+    ) -> AsyncIterator[None]:
         """Mark a round of the session as running during the block. A release that came meanwhile happens at its end.
 
         Args:
             is_copy: the round is only prefilled here. The session belongs to another worker.
             has_context: the session had a round before, perhaps at another owner.
+            is_last: the session ends with this round, and is released with it.
         """
         use = self._uses.setdefault(session_id, _Use())
         use.is_copy = is_copy
         use.running += 1
         use.rounds = max(use.rounds + 1, 2 if has_context else 1)
-        use.release = False
+        use.release = is_last
         try:
             yield
         finally:

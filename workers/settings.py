@@ -32,39 +32,30 @@ class WorkerSettings(GraphSettings):
     }
 
     role: Literal["prefill", "decode", "mixed"] = Field(
-        description="The new work of this worker: prefills of sessions that other workers own, sessions of its own, or "
-        "both."
+        description="Work of this worker: prefills for other workers, sessions of its own, or both."
     )
     engine: Literal["sglang", "modelled"] = Field(
         "sglang",
-        description="Engine: real SGLang, or modelled (sleeps by the performance model). "
-        "`--engine NAME --help` shows the settings of that engine.",
+        description="Engine: real SGLang, or modelled (sleeps by the performance model).",
     )
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
     ordering: str = Field(defaults.ORDERING, description="Policy that orders the prefill queue.")
-    slicing: str = Field(
-        defaults.SLICING, description="Policy that cuts prefills, so that they share the worker with the decode batch."
-    )
+    slicing: str = Field(defaults.SLICING, description="Policy that cuts prefills into slices.")
     stream_tokens: int = Field(
         1,
         ge=1,
         le=MOST_JOINED_TOKENS,
-        description="Tokens of a round that are sent together, after its first one; 1: each at once. None waits longer "
-        "than this number times the round's ITL target, or than 1 s.",
+        description="Tokens of a round that are sent together, after its first one. None waits longer than "
+        "as many ITL targets, or than 1 s.",
     )
     kv_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="Longest time for one read of KV from another worker; what is missing is recomputed. A read is "
-        "given up sooner if it has taken 1 s, twice its predicted time, and as long as the computation.",
+        description="Longest time for one read of KV from another worker; the missing part is recomputed.",
     )
-    grace_s: float = Field(
-        0.5, ge=0, description="After SIGTERM: seconds during which late calls of coordinators are still taken."
-    )
-    drain_s: float = Field(
-        25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take to finish."
-    )
+    grace_s: float = Field(0.5, ge=0, description="After SIGTERM: seconds in which late calls are still taken.")
+    drain_s: float = Field(25.0, ge=0, le=30, description="After SIGTERM: seconds that rounds in progress may take.")
 
 
 def chosen_engine(argv: Sequence[str]) -> str:

@@ -54,20 +54,16 @@ class ArrowBinding(Policy):
     Reads: each decode worker's batch, its context and windowed ITL, queue and held history, KV memory and longest
     context; step times of the performance model; the round's ITL target.
 
-    Rule: workers whose free KV memory and context length take the whole prompt come first, if there are any. A worker
-    has room under three conditions. Its windowed ITL meets the target. Its running tokens (the contexts that decode
-    now, and this prompt) fit its KV memory. A modelled step with these tokens meets the target. Workers that have
-    prefills left from their time as prefill workers (pool P->D) come after those that have none (D).
+    Rule: workers whose free KV memory and context length take the whole prompt come first. A worker has room if its
+    windowed ITL meets the target, its running tokens with this prompt fit its KV memory, and a modelled step with
+    them meets the target. Workers with prefills left from their time as prefill workers (pool P->D) come after the
+    others (D).
 
     1. The worker of D with the fewest running tokens among those with room.
     2. Otherwise the same in P->D.
-    3. Otherwise the one with the fewest running tokens of all.
+    3. Otherwise the one with the fewest running tokens of all. Of equal workers it takes a random one.
 
-    Of equal workers it takes a random one. The changes of roles that go with it are made by `--pools arrow`.
-
-    Limits: it decides once per session, and only `--moves` takes a session elsewhere later. Sessions in a tool call do
-    not count as running, though their KV stays. A local prefill of a first round looks like one that is left; there is
-    none with `--routing arrow`.
+    Limits: it decides once per session. Sessions in a tool call do not count as running, though their KV stays.
 
     Example: `--binding arrow`
     """
@@ -94,22 +90,21 @@ class ArrowBinding(Policy):
 class ArrowRouting(Policy):
     """Prefill where the predicted TTFT is least, on workers that still decode only if the target needs them.
 
-    Reads: queue, held prefix, longest context and decode batch of every prefill worker; prefill and transfer times of
-    the performance model; the round's arrival and TTFT target.
+    Reads: queue, held prefix, longest context and decode batch of every prefill worker; prefill and transfer times
+    of the performance model; the round's arrival and TTFT target.
 
     Rule: prefill workers without a decode batch are pool P. Those that still have one, from their time as decode
-    workers, are pool D->P. The predicted TTFT is the time since arrival plus the sum of queue, prefill and transfer. Of
-    equal workers it takes a random one.
+    workers, are pool D->P. The predicted TTFT is the time since arrival plus the sum of queue, prefill and
+    transfer. Of equal workers it takes a random one.
 
     1. `prefill`: the worker of P with the least predicted TTFT, if that meets the target.
     2. `decode-to-prefill`: otherwise the same in D->P, if that meets the target.
     3. `least-delay`: otherwise the worker of P with the least; where P is empty, that of D->P.
 
-    The estimates of all prefill workers are recorded. Without a prefill worker that can take the prompt: local,
-    `no-prefill-worker`. The changes of roles that go with it are made by `--pools arrow`.
+    Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
-    Limits: a session stays bound to its decode worker, so its round is only local if that worker is a prefill worker
-    now. A long decode batch makes prefills at a worker that still decodes slower than predicted.
+    Limits: a session stays bound to its decode worker, so its round is only local if that worker is a prefill
+    worker now. A long decode batch makes prefills at a worker that still decodes slower than predicted.
 
     Example: `--routing arrow`, with `--binding arrow --pools arrow`
     """
@@ -143,33 +138,29 @@ def _least(
 
 @register("pools", "arrow")
 class ArrowPools(Policy):
-    """Turn a decode worker into a prefill worker when the next round would miss its TTFT, and back when decoding
-    needs it (stateless instances, elastic pools).
+    """Turn a decode worker into a prefill worker when the next round would miss its TTFT, and back when decoding needs
+    it (stateless instances, elastic pools).
 
-    Reads: role, queue, held prefixes, decode batch and its context, windowed TTFT and ITL, KV memory of all workers;
-    prefill and decode times of the performance model; the targets.
+    Reads: role, queue, held prefixes, decode batch and its context, windowed TTFT and ITL, KV memory of all
+    workers; prefill and decode times of the performance model; the targets.
 
-    Rule: a worker is in one of four pools: P (prefill), D (decode), D->P (prefill worker whose batch still decodes),
-    P->D (decode worker that still has prefills in its queue). At most one worker changes its role at a time, and none
-    within `cooldown_s` of the last change.
+    Rule: a worker is in one of four pools: P (prefill), D (decode), D->P (prefill worker whose batch still
+    decodes), P->D (decode worker that still has prefills in its queue). At most one worker changes its role at a
+    time, and none within `cooldown_s` of the last change.
 
-    1. `ttft-miss`, D to P: the least predicted TTFT over P and D->P (queued work plus the mean prefill of all that is
-       queued anywhere) misses the target, the worker would do better, and decode load is low: the other decode workers
-       would have at most 60 % of the running tokens that they can carry, and the ITL target is met. P->D goes
-       first, then D, the fewest running tokens. A worker can carry the largest batch of the mean context whose step
-       meets the ITL target and whose KV fits.
-    2. `itl-miss`, P to D: the windowed ITL of all that decode, weighted by tokens, exceeds the target, and no decode
-       worker is empty (it would take the next sessions first). D->P goes first, then P, the least queued work.
-    3. `prefill-idle`, P to D: no prefill worker has work or was close to its target lately, while the decode workers
-       have more than 80 % of what they can carry.
+    1. `ttft-miss`, D to P: the least predicted TTFT over P and D->P misses the target, the worker would do better,
+       the other decode workers would have at most 60 % of the running tokens that they can carry, and the ITL
+       target is met. P->D goes first, then D, the fewest running tokens.
+    2. `itl-miss`, P to D: the windowed ITL of all that decode exceeds the target, and no decode worker is empty.
+       D->P goes first, then P, the least queued work.
+    3. `prefill-idle`, P to D: no prefill worker has work or was close to its target lately, while the decode
+       workers have more than 80 % of what they can carry.
 
     At least one worker of each role remains, and one of the decode workers with the most KV memory.
 
-    Limits: it decides at intervals and not at every round, so the mean of the waiting rounds stands for the rounds to
-    come. A session stays on the decode worker that it is bound to. A worker that has changed to prefill goes on
-    decoding its sessions, paused by prefills, and one that has changed to decode helps only sessions to come. P->D is
-    inferred: a decode worker's own prefill of a first round looks like one that is left over. Where many rounds are
-    prefilled locally their pauses raise the ITL, and prefill workers are given away for it.
+    Limits: it decides at intervals, so the mean of the waiting rounds stands for the rounds to come. Sessions stay
+    where they are bound. Where many rounds are prefilled locally their pauses raise the ITL, and prefill workers
+    are given away for it.
 
     Example: `--pools arrow`
     """

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from math import fsum
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import RoutingSituation
 from ampd.policies.chance import any_of
 from ampd.policies.expectations import ITL_SHARE
-from ampd.policies.queue_work import mean_rest_s, work_of
-from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate, WorkerView
-
-# Python looks a member of an enumeration up at each use.
-_LOCAL: Final = Route.LOCAL
-_REMOTE: Final = Route.REMOTE
+from ampd.policies.passes import shortest_pass_s
+from ampd.types import Parallelism, PrefillTask, QueueRest, Route, RouteDecision, RouteEstimate, WorkerView
 
 NO_PREFILL_WORKER = "no-prefill-worker"
 """Reason of a local route where no live prefill worker can take the prompt."""
@@ -23,30 +20,81 @@ NO_PREFILL_WORKER = "no-prefill-worker"
 
 def local(worker: WorkerView, reason: str, estimates: tuple[RouteEstimate, ...] = ()) -> RouteDecision:
     """The decision to prefill on the session's decode worker."""
-    return RouteDecision(_LOCAL, worker.worker_id, reason, estimates)
+    return RouteDecision(Route.LOCAL, worker.worker_id, reason, estimates)
 
 
 def towards(worker: WorkerView, decode: WorkerView, reason: str) -> RouteDecision:
     """The decision for a worker that no estimate chose; local if it is the session's decode worker."""
-    route = _LOCAL if worker.worker_id == decode.worker_id else _REMOTE
+    route = Route.LOCAL if worker.worker_id == decode.worker_id else Route.REMOTE
     return RouteDecision(route, worker.worker_id, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTimes:
+    """Predicted times of the prefills at a worker.
+
+    Attributes:
+        model, parallelism, rest: what they were predicted for, beside the queue.
+        listed_s: seconds of each prefill that the view lists.
+        total_s: seconds of all prefills, one after the other.
+        in_passes_s: seconds of all prefills. Short ones share passes, so that only the first pays a pass's fixed time.
+    """
+
+    model: PerformanceModel
+    parallelism: Parallelism
+    rest: QueueRest
+    listed_s: Sequence[float]
+    total_s: float
+    in_passes_s: float
+
+
+class Queue(tuple[PrefillTask, ...]):
+    """The prefills of a queue, in order, with their last predicted times: many decisions ask for those of one queue."""
+
+    times: QueueTimes | None = None
+
+
+def queue_times(worker: WorkerView, model: PerformanceModel) -> QueueTimes:
+    """The predicted times of the prefills at a worker.
+
+    Raises:
+        UserError: the model lacks the worker's parallelism.
+    """
+    queue, parallelism, rest = worker.queue, worker.parallelism, worker.queue_rest
+    if not isinstance(queue, Queue):
+        return _added_up(queue, model, parallelism, rest)
+    times = queue.times
+    if times is None or times.model is not model or times.parallelism is not parallelism or times.rest is not rest:
+        times = queue.times = _added_up(queue, model, parallelism, rest)
+    return times
+
+
+def _added_up(
+    queue: Sequence[PrefillTask], model: PerformanceModel, parallelism: Parallelism, rest: QueueRest
+) -> QueueTimes:
+    listed_s = [model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism) for task in queue]
+    all_s = [*listed_s, *[mean_rest_s(rest, model, parallelism)] * rest.tasks] if rest.tasks else listed_s
+    fixed_s = shortest_pass_s(model, 0, parallelism)
+    short_s = [time_s for time_s in all_s if time_s < 2.0 * fixed_s]
+    in_passes_s = [time_s for time_s in all_s if time_s >= 2.0 * fixed_s]
+    in_passes_s += [time_s - fixed_s for time_s in short_s if time_s > fixed_s]
+    in_passes_s += [min(time_s, fixed_s) for time_s in short_s[:1]]
+    return QueueTimes(model, parallelism, rest, listed_s, fsum(all_s), fsum(in_passes_s))
+
+
+def mean_rest_s(rest: QueueRest, model: PerformanceModel, parallelism: Parallelism) -> float:
+    """Mean prefill time of the waiting tasks that a view only counts and does not list. There must be at least one."""
+    return model.prefill_s(rest.hist_tokens // rest.tasks, rest.incr_tokens // rest.tasks, parallelism)
 
 
 def queued_s(worker: WorkerView, model: PerformanceModel) -> float:
     """Prefill time of all tasks at a worker, one after the other."""
-    total_s = work_of(worker, model).total_s
-    rest = worker.queue_rest
-    if rest.tasks:
-        total_s += rest.tasks * mean_rest_s(rest, model, worker.parallelism)
-    return total_s
+    return queue_times(worker, model).total_s
 
 
 def queued_in_passes_s(worker: WorkerView, model: PerformanceModel) -> float:
     """Prefill time of all tasks at a worker. Short ones share passes."""
-    work = work_of(worker, model)
-    if worker.queue_rest.tasks:
-        return work.with_rest_s(worker.queue, worker.queue_rest)
-    return work.in_passes_s(worker.queue)
+    return queue_times(worker, model).in_passes_s
 
 
 def step_with_s(model: PerformanceModel, worker: WorkerView, context_tokens: int, rounds: int = 1) -> float:
@@ -94,7 +142,7 @@ def estimate_local(situation: RoutingSituation) -> RouteEstimate:
     queue_s = queued_s(decode, model)
     transfer_s = history_read_s(situation, decode)
     total_s = prefill_s + queue_s + transfer_s
-    return RouteEstimate(_LOCAL, decode.worker_id, total_s, prefill_s, queue_s, transfer_s)
+    return RouteEstimate(Route.LOCAL, decode.worker_id, total_s, prefill_s, queue_s, transfer_s)
 
 
 def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEstimate:
@@ -111,7 +159,7 @@ def estimate_remote(situation: RoutingSituation, worker: WorkerView) -> RouteEst
     queue_s = queued_s(worker, model)
     transfer_s = model.kv_transfer_s(task.incr_tokens, target, source) + history_read_s(situation, worker)
     total_s = prefill_s + queue_s + transfer_s
-    return RouteEstimate(_REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s)
+    return RouteEstimate(Route.REMOTE, worker.worker_id, total_s, prefill_s, queue_s, transfer_s)
 
 
 def least_queued(situation: RoutingSituation, workers: Sequence[WorkerView], reason: str) -> RouteDecision:

@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from ampd.policies.moore_hodgson import Job
-from ampd.policies.queue_work import Waiting
 from ampd.policies.registry import ORDERING, ROUTING, Policy
 from ampd.types import PrefillTask
-
-_new = tuple.__new__
 
 ITL_SHARE = 0.92
 """Share of the ITL target that slices of prefills may use up."""
@@ -25,9 +22,9 @@ ORDERED_PREFILLS = 128
 most about 30 kB."""
 
 
-# Not frozen, because it is made for every decision. No part of the policy, because compiled code calls a method of a
-# policy, and reads a field of one, as interpreted code does.
-@dataclass(slots=True)
+# No part of the policy, because compiled code calls a method of a policy, and reads a field of one, as interpreted code
+# does.
+@dataclass(frozen=True, slots=True)
 class Weighing:
     """How prefills are weighed by their TTFT targets. The fields are those of `Expectations`."""
 
@@ -40,23 +37,21 @@ class Weighing:
 
     def job(self, task: PrefillTask, position: int, time_s: float, now_s: float) -> Job:
         """A prefill that takes `time_s` seconds, as a job: a round whose session has missed a target weighs less."""
-        # Without `left_s` and `Job()`, because this is called for every prefill of every queue.
-        due_s = self.headroom * task.slo.ttft_s - (now_s - task.arrival_s)
-        return _new(Job, (due_s, time_s, self.missed_weight if task.session_missed else 1.0, position))
+        return Job(self.left_s(task, now_s), time_s, self.missed_weight if task.session_missed else 1.0, position)
 
     def on_time(
-        self, prefills: Iterable[Waiting], stretch: float, now_s: float
-    ) -> list[tuple[float, float, float, int]]:
-        """The queued prefills that can still be on time, as the fields of `job` without positions.
+        self, tasks: Iterable[PrefillTask], times_s: Iterable[float], stretch: float, now_s: float
+    ) -> list[Job]:
+        """The queued prefills that can still be on time, as jobs without positions.
 
         Args:
+            times_s: seconds that each prefill takes alone.
             stretch: how many times longer than alone each prefill takes.
         """
-        headroom, missed_weight = self.headroom, self.missed_weight
         return [
-            (due_s, time_s, missed_weight if session_missed else 1.0, 0)
-            for _, ttft_s, arrival_s, plain_s, session_missed in prefills
-            if (time_s := plain_s * stretch) <= (due_s := headroom * ttft_s - (now_s - arrival_s))
+            Job(due_s, time_s, self.missed_weight if task.session_missed else 1.0, 0)
+            for task, alone_s in zip(tasks, times_s, strict=True)
+            if (time_s := alone_s * stretch) <= (due_s := self.left_s(task, now_s))
         ]
 
 

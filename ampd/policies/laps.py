@@ -36,27 +36,20 @@ class LapsOrdering(Policy):
     After LAPS (arXiv 2601.11589), the temporal form: one instance alternates between the classes.
 
     Reads: history, increment, arrival, TTFT target and postponements of every task in the queue; the performance
-    model's prefill time of a batch, one call for each pick.
+    model's prefill time of a batch.
 
-    Rule: a task of at most `boundary_tokens` new tokens is short. While both classes wait they take turns. A pick
-    counts as a postponement of the first task of the class that is passed over. The class whose first task was
-    postponed more often is next (of equal ones, the class whose first task came first). A long task runs alone. The
-    shorts run in order of arrival, up to `depth` in one pass. A batch that is not full waits for more only while no
-    long task waits, and until the earliest of
+    Rule: a task of at most `boundary_tokens` new tokens is short. While both classes wait they take turns. A long
+    task runs alone. The shorts run in order of arrival, up to `depth` in one pass. A batch that is not full waits
+    for more only while no long task waits, and until the earliest of
     - `max_wait_s` after its first task came;
     - the slack of its most urgent task: its deadline - the time that the batch takes - `margin_s`;
-    - the time after which no further short prefill is expected before the deadline, extrapolating the arrival rate seen
-      since the first one.
+    - the time after which no further short prefill is expected before the deadline, by the arrival rate of the
+      queue.
     The batch takes the prefill time of the smallest captured bucket that it fits into (powers of two: the longest
-    member 8 to 256 tokens, 1 to 64 members), or of its own tokens where none fits.
+    member 8 to 256 tokens, 1 to 64 members).
 
-    Limits: the adaptive parts of the paper are approximated. A policy keeps nothing between two picks, so the arrival
-    rate of shorts is measured over the queue alone, from the first waiting short on. The wait and the depth that the
-    paper adapts after each dispatch both follow from that rate at each pick: the depth aimed for is what the rate
-    brings in the time left, at most `depth`. A single short therefore waits half of `max_wait_s` for company. W_min is
-    0, T_max is `max_wait_s`, sigma and delta are one margin. The boundary is a constant, not fitted from samples.
-    Chunks of long tasks, the padding and the graphs belong to the engine. Every round has a TTFT target, so the rule
-    without deadlines has no place.
+    Limits: the paper adapts wait and depth after each dispatch; here both follow from the arrival rate at each
+    pick. The boundary is a constant. Chunks of long tasks, padding and graphs belong to the engine.
 
     Example: `--ordering laps`, `--ordering "laps(boundary_tokens=512, max_wait_s=0.01)"`
     """
@@ -130,14 +123,13 @@ class LapsRouting(Policy):
     Reads: label, queue, held prefix and longest context of every prefill worker; prefill and transfer times of the
     performance model.
 
-    Rule: a round with at most `boundary_tokens` new tokens is short. Of the prefill workers of its lane the one with
-    the least queued work takes it (of equals a random one); reason `short` or `long`. If none of the lane can take the
-    prompt, all prefill workers are candidates: `no-lane`. The estimates of the candidates are recorded. Without a
-    prefill worker that can take the prompt: local, `no-prefill-worker`.
+    Rule: a round with at most `boundary_tokens` new tokens is short. Of the prefill workers of its lane the one
+    with the least queued work takes it (of equals a random one); reason `short` or `long`. If none of the lane can
+    take the prompt, all prefill workers are candidates: `no-lane`. Without a prefill worker that can take the
+    prompt: local, `no-prefill-worker`.
 
-    Limits: the boundary between memory-bound and compute-bound prefills depends on the hardware and on the history
-    (150 to 512 tokens are typical); here it is a number. Without the pools policy no worker has a lane, and this is
-    `always-remote`.
+    Limits: the boundary between memory-bound and compute-bound prefills depends on the hardware and on the history;
+    here it is a number. Without the pools policy no worker has a lane, and this is `always-remote`.
 
     Example: `--routing laps`
     """
@@ -163,16 +155,15 @@ class LapsPools(Policy):
     Reads: queue, windowed TTFT and label of every prefill worker; prefill times of the performance model; the TTFT
     target.
 
-    Rule: prefill workers without a lane get the smaller one, the short lane first (`joined`). Then, at most once in
-    `cooldown_s`: a worker's pressure is the modelled seconds of its waiting prefills, over the TTFT target, plus the
-    share by which its windowed TTFT exceeds the target, less 0.1 if it has work. A lane's pressure is the 90th
-    percentile over its workers, and 0 at least. The worker with the least queued work of the other lane joins the lane
-    whose pressure exceeds 1.5 times the other's (`pressure`). A worker stays in each lane; a lane that has lost its
-    last one gets another first (`refill`). A single prefill worker has no lane.
+    Rule: prefill workers without a lane get the smaller one (`joined`). Then, at most once in `cooldown_s`: a
+    worker's pressure is the modelled seconds of its waiting prefills, over the TTFT target, plus the share by which
+    its windowed TTFT exceeds the target, less 0.1 if it has work. A lane's pressure is the 90th percentile over its
+    workers. The worker with the least queued work of the other lane joins the lane whose pressure exceeds 1.5 times
+    the other's (`pressure`). A worker stays in each lane; a lane that has lost its last one gets another first
+    (`refill`).
 
-    Limits: roles stay, so it does not fix a shortage of prefill or decode workers as a whole. A view has no measured
-    utilisation, so having work counts as full. Prefills that are longer than the TTFT target keep their lane under
-    pressure, though no worker would help them. A worker finishes the prefills in its queue, of either length.
+    Limits: roles stay, so it does not fix a shortage of prefill or decode workers as a whole. Having work counts as
+    full utilisation. Prefills that are longer than the TTFT target keep their lane under pressure.
 
     Example: `--pools laps`, with `--routing laps`
     """

@@ -35,9 +35,6 @@ _EqualJob = tuple[float, float, int]
 """Due time, time and position of a job where all weigh the same. A plain tuple, because it takes half the time."""
 
 
-_PlainJob = tuple[float, float, float, int]
-"""The fields of a `Job`. A plain tuple, because it takes half the time and a routing decision makes hundreds."""
-
 _Kept = list[tuple[float, float, float, float, int]]
 """Heap of the jobs that are kept: the negated time that each frees per weight, and its fields."""
 
@@ -49,7 +46,7 @@ def keep(jobs: Iterable[Job]) -> tuple[list[Job], float]:
     return [Job(due_s, time_s, weight, position) for _, due_s, time_s, weight, position in kept], given_up
 
 
-def weight_lost_to(job: _PlainJob, jobs: Iterable[_PlainJob]) -> float:
+def weight_lost_to(job: Job, jobs: Iterable[Job]) -> float:
     """The additional weight that is given up if `job` joins `jobs`. Every job must fit alone.
 
     It is the difference of two calls of `keep`, which share the jobs that are due before `job`. Mostly these are all
@@ -65,7 +62,7 @@ def weight_lost_to(job: _PlainJob, jobs: Iterable[_PlainJob]) -> float:
     return max(with_it - without, 0.0)
 
 
-def _go_on(jobs: Iterable[_PlainJob], kept: _Kept, now_s: float, given_up: float) -> tuple[float, float]:
+def _go_on(jobs: Iterable[Job], kept: _Kept, now_s: float, given_up: float) -> tuple[float, float]:
     """Run further jobs, by due time, after those in `kept`, which end at `now_s`.
 
     Returns:

@@ -15,8 +15,7 @@ from typing import Final
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import OrderingPolicy, Run
-from ampd.policies.queue_work import QueuedPrefills
-from ampd.serving.lazy_work import LazyWork
+from ampd.policies.estimates import Queue
 from ampd.serving.picker import Picker, Timer
 from ampd.types import Parallelism, PrefillTask
 
@@ -142,19 +141,18 @@ class PrefillQueue:
         self._paused: list[QueueEntry] = []
         self.postponements = 0
         self._advancing = False
-        self._work = LazyWork(model, parallelism)
+        self._listed: Queue | None = None
 
     def enter(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> QueueEntry:
         """Enter a prefill. Its turn may come before this returns."""
         entry = QueueEntry(task, fetches, on_turn)
         self.waiting.append(entry)
-        self._work.change(entered=task)
+        self._listed = None
         try:
             self._advance()
         except BaseException:
             # The owner gets no entry that could leave.
             self._take_out(entry)
-            self._work.change(left=entry.task)
             _end(entry)
             raise
         return entry
@@ -167,8 +165,7 @@ class PrefillQueue:
 
     def correct(self, entry: QueueEntry, task: PrefillTask) -> None:
         """The part of a prefill that is left is now known better. Its place stays."""
-        if entry.stage is not _LEFT:
-            self._work.change(entry.task, task)
+        self._listed = None
         entry.task = task
         self._on_change()
 
@@ -199,7 +196,6 @@ class PrefillQueue:
         """The rest `task` of a COMPUTING or DISPLACED prefill waits for a slot by its arrival; a slot is given back."""
         if entry.stage in (_COMPUTING, _DISPLACED):
             self._take_out(entry)
-            self._work.change(entry.task, task)
             entry.task, entry.fetches, entry.stage, entry.picked = task, False, _WAITING, None
             insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)
             self._advance()
@@ -208,26 +204,25 @@ class PrefillQueue:
         """A prefill gives its place and its slot back: it is done or cancelled."""
         if entry.stage is not _LEFT:
             self._take_out(entry)
-            self._work.change(left=entry.task)
             _end(entry)
             self._advance()
 
-    def tasks(self) -> QueuedPrefills:
-        """All prefills here: those that compute, then those that are picked, then those that wait. With their work."""
-        listed = self._work.listed
-        if listed is not None:
-            return listed
+    def tasks(self) -> Queue:
+        """All prefills here: those that compute, then those that are picked, then those that wait."""
+        if self._listed is not None:
+            return self._listed
         tasks = [entry.task for picked in self.computing for entry in picked.members]
         tasks += [entry.task for picked in self.staged for entry in picked.members]
         tasks += [entry.task for entry in self.displaced]
         tasks += [entry.task for entry in self.waiting]
-        return self._work.relist(tasks)
+        self._listed = Queue(tasks)
+        return self._listed
 
     def __len__(self) -> int:
         return len(self.tasks())
 
     def _take_out(self, entry: QueueEntry) -> None:
-        self._work.listed = None
+        self._listed = None
         if entry.stage is _DISPLACED:
             self.displaced.remove(entry)
             return
@@ -298,7 +293,7 @@ class PrefillQueue:
         if free <= 0 and not any(entry.fetches for entry in members):
             return False
         self._postpone(run)
-        self._work.listed = None
+        self._listed = None
         for position in sorted(positions, reverse=True):
             del waiting[position]
         self._picker.no_slot_unused()

@@ -12,17 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ampd import wire
+from ampd.policies.estimates import Queue
 from ampd.recent_load import RecentRound
 from ampd.state.checks import check_count, check_duration, checked
 from ampd.state.store import (
     LoadedRound,
-    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateEvent,
     TaskDone,
     TaskQueued,
-    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -112,10 +111,6 @@ def encode_event(event: StateEvent, now_s: float) -> str:
             return _dump(["ended", session_id])
         case RoleAssigned():
             return encode_role(event)
-        case WorkerDied(worker_id, request, start):
-            return _dump(["died", worker_id, *request, *([] if start is None else [start])])
-        case RequestServed(request):
-            return _dump(["served", *request])
 
 
 def encode_role(role: RoleAssigned) -> str:
@@ -151,12 +146,6 @@ def _event(fields: list[Any], now_s: float) -> StateEvent:
             return SessionEnded(session_id)
         case ["role", *_]:
             return _role(fields)
-        case ["died", str(worker_id), str(request_id), str(prompt)]:
-            return WorkerDied(worker_id, (request_id, prompt))
-        case ["died", str(worker_id), str(request_id), str(prompt), int(start)]:
-            return WorkerDied(worker_id, (request_id, prompt), start)
-        case ["served", str(request_id), str(prompt)]:
-            return RequestServed((request_id, prompt))
         case _:
             raise ValueError("unknown kind of event")
 
@@ -196,7 +185,7 @@ def _view(fields: dict[str, Any], written_s: float) -> WorkerView:
                 fields,
                 role=_view_role(fields),
                 parallelism=Parallelism(tp=fields["tp"]),
-                queue=tuple(wire.decode_task(task, written_s) for task in fields["queue"]),
+                queue=Queue(wire.decode_task(task, written_s) for task in fields["queue"]),
                 ttft=Window(*fields["ttft"]),
                 itl=Window(*fields["itl"]),
                 queue_rest=QueueRest(*fields.get("queue_rest", ())),

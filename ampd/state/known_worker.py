@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.policies.queue_work import QueueWork, mean_rest_s, queued
+from ampd.policies.estimates import mean_rest_s, queue_times
 from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
 from ampd.types import PrefillTask, QueueRest, WorkerView
 
@@ -21,7 +21,7 @@ class KnownWorker:
     """A worker as this process knows it.
 
     Args:
-        model: with its times, the view carries the work of the queue; None: without.
+        model: predicts the times of the queue; None: nothing is predicted.
 
     Attributes:
         published: the view that the worker published last, with its later reports of the decode batch.
@@ -35,9 +35,7 @@ class KnownWorker:
         "_entered",
         "_held_tokens",
         "_model",
-        "_queue",
         "_view",
-        "_work",
         "_worked_s",
         "deadline_s",
         "proof_s",
@@ -52,10 +50,8 @@ class KnownWorker:
         self._entered: dict[str, tuple[float, PrefillTask]] = {}
         self._done: dict[str, float] = {}
         self._held_tokens = view.held_tokens
-        self._queue: dict[str, PrefillTask] = {}
-        self._work: QueueWork | None = None
         self._view: WorkerView | None = None
-        self._add_up()
+        self._predict()
 
     def renew(self, now_s: float, lease_s: float) -> None:
         """Its lease begins again."""
@@ -80,35 +76,43 @@ class KnownWorker:
         self.published = view
         self._held_tokens = view.held_tokens
         self._worked_s = float("-inf")
-        self._add_up()
+        self._view = None
+        self._predict()
         return lost_tasks
+
+    def _predict(self) -> None:
+        """Predict the times of a queue that has just come. Otherwise the next decision would do it for all workers."""
+        if self._model is not None:
+            with suppress(UserError):  # a decision that needs the times that are missing ends with the same error
+                queue_times(self.view(), self._model)
 
     def enter(self, task: PrefillTask, now_s: float) -> None:
         """A coordinator has entered a prefill. A slow write that lands after the prefill is done changes nothing."""
         if task.task_id in self._entered or task.task_id in self._done:
             return
         self._entered[task.task_id] = (now_s, task)
-        if task.task_id not in self._queue:
-            self._queue[task.task_id] = task
-            self._work = self._work and self._work.changed(entered=(task,))
         self._view = None
 
     def finish(self, task_id: str, now_s: float) -> None:
         """A prefill is done. A view that was written before does not bring it back."""
-        self._drop(task_id)
+        self._entered.pop(task_id, None)
         self._done[task_id] = now_s
+        self._view = None
 
     def end(self, task_id: str, now_s: float) -> None:
         """A prefill is done while the worker does not publish. If it was the one that ran, the next one begins now."""
-        listed = (each for each in self._queue if each not in self._entered)
-        if task_id == next(listed, next(iter(self._queue), None)):
+        running = next(iter([*self._listed(), *self.view().queue]), None)
+        if running and task_id == running.task_id:
             self._worked_s = max(self._worked_s, now_s)
         self._drop(task_id)
 
+    def _listed(self) -> list[PrefillTask]:
+        """The prefills that are here by the worker's own report only."""
+        return [task for task in self.view().queue if task.task_id not in self._entered]
+
     def _drop(self, task_id: str) -> None:
         self._entered.pop(task_id, None)
-        if task := self._queue.pop(task_id, None):
-            self._work = self._work and self._work.changed(left=(task,))
+        self.published = merge(self.published, (), {task_id})
         self._view = None
 
     def work_off(self, since_s: float, now_s: float) -> float:
@@ -119,27 +123,29 @@ class KnownWorker:
 
         Returns when the next one will be done; infinite if there is none, or without a model.
         """
-        if self._model is None or self._work is None:
+        if self._model is None:
             return float("inf")
         self._worked_s = max(self._worked_s, since_s)
-        next_s = self._work_off_those(self._model, [task for task in self._queue if task not in self._entered], now_s)
-        if next_s is None:
-            next_s = self._work_off_rest(self._model, now_s)
-        if next_s is None:
-            next_s = self._work_off_those(self._model, list(self._queue), now_s)
+        try:
+            next_s = self._work_off_those(self._model, self._listed(), now_s)
+            if next_s is None:
+                next_s = self._work_off_rest(self._model, now_s)
+            if next_s is None:
+                next_s = self._work_off_those(self._model, self.view().queue, now_s)
+        except UserError:  # the model lacks the parallelism: a decision that needs its times ends with the same error
+            next_s = None
         return float("inf") if next_s is None else next_s
 
-    def _work_off_those(self, model: PerformanceModel, task_ids: Iterable[str], now_s: float) -> float | None:
+    def _work_off_those(self, model: PerformanceModel, tasks: Iterable[PrefillTask], now_s: float) -> float | None:
         """When the first of them that is not done will be; None: all are done."""
-        for task_id in task_ids:
-            task = self._queue[task_id]
-            entered_s, _ = self._entered.get(task_id, (float("-inf"), task))
+        for task in tasks:
+            entered_s, _ = self._entered.get(task.task_id, (float("-inf"), task))
             takes_s = model.prefill_s(task.hist_tokens, task.incr_tokens, self.published.parallelism)
             done_s = max(self._worked_s, entered_s) + takes_s
             if done_s > now_s:
                 return done_s
             self._worked_s = done_s
-            self._drop(task_id)
+            self._drop(task.task_id)
         return None
 
     def _work_off_rest(self, model: PerformanceModel, now_s: float) -> float | None:
@@ -171,16 +177,6 @@ class KnownWorker:
     def view(self) -> WorkerView:
         """The worker with all reports."""
         if self._view is None:
-            queue = queued(self._queue.values(), self._work)
-            self._view = replace(self.published, queue=queue, held_tokens=self._held_tokens)
+            whole = merge(self.published, [task for _, task in self._entered.values()], self._done)
+            self._view = replace(whole, held_tokens=self._held_tokens)
         return self._view
-
-    def _add_up(self) -> None:
-        """Lay the changes over the published queue, and add up its work."""
-        whole = merge(self.published, [task for _, task in self._entered.values()], self._done)
-        self._queue = {task.task_id: task for task in whole.queue}
-        self._work = self._view = None
-        if self._model is None:
-            return
-        with suppress(UserError):  # a decision that needs the times that are missing ends with the same error
-            self._work = QueueWork(self._model, whole.parallelism).changed(entered=list(self._queue.values()))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
-from ampd.policies.queue_work import QueueWork, queued
+from ampd.policies.estimates import Queue
 from ampd.types import PrefillTask, WorkerView
 
 PUBLISH_INTERVAL_S = 0.025
@@ -38,8 +38,7 @@ def merge(
     more = [task for task in entered if task.task_id not in known and task.task_id not in done]
     queue = view.queue
     if left or more:
-        work: QueueWork | None = getattr(queue, "work", None)
-        queue = queued([*stays, *more], work and work.changed(left, more))
+        queue = Queue([*stays, *more])
     held_tokens = view.held_tokens
     if held:
         held_tokens = {session_id: tokens for session_id, tokens in {**held_tokens, **held}.items() if tokens > 0}

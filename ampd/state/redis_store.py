@@ -15,9 +15,22 @@ from ampd.state.codec import to_bytes, to_text
 from ampd.state.counting import RoundTrips
 from ampd.state.overlay import merge
 from ampd.state.redis_connection import RedisConnection, Subscription
-from ampd.state.schema import ASSIGNED_TTL_S, INDEX_TTL_S, QUEUE_GRACE_MS, QUEUE_TTL_S, Schema, ms
+from ampd.state.schema import (
+    ASSIGNED_TTL_S,
+    DEATHS_TTL_S,
+    ENDED_S,
+    ENDING_TTL_S,
+    FATAL_DEATHS,
+    INDEX_TTL_S,
+    QUEUE_GRACE_MS,
+    QUEUE_TTL_S,
+    REFUSED_S,
+    Schema,
+    ms,
+)
 from ampd.state.store import (
     Binding,
+    FatalRequestError,
     Heard,
     Leadership,
     LoadedRound,
@@ -40,8 +53,8 @@ from ampd.types import PrefillTask, WorkerView
 
 log = logging.getLogger(__name__)
 
-_GRAPH_IS_FULL, _TENANT_IS_FULL = -1, -2
-"""Answers of the script `route` for a session beyond a limit."""
+_GRAPH_IS_FULL, _TENANT_IS_FULL, _IS_FATAL = -1, -2, -3
+"""Answers of the script `route` for a session beyond a limit, and for a prompt under which workers died."""
 
 _MOST_DIGITS = 18
 """Of a time in milliseconds."""
@@ -117,7 +130,14 @@ class RedisStore:
         tenant = tenant_key(write.tenant)
         answer = await self._connection.script(
             "route",
-            [session, queue, schema.live, schema.live_of(tenant), schema.tenant_of(write.session_id)],
+            [
+                session,
+                queue,
+                schema.live,
+                schema.live_of(tenant),
+                schema.tenant_of(write.session_id),
+                schema.refused(write.prompt_digest),
+            ],
             [
                 to_bytes(write.worker_id),
                 write.epoch,
@@ -132,6 +152,7 @@ class RedisStore:
                 limits.per_graph,
                 limits.per_tenant,
                 tenant if write.tenant else "",
+                ms(ENDING_TTL_S) if write.ends_session else "",
             ],
         )
         match answer:
@@ -139,7 +160,19 @@ class RedisStore:
                 raise TooManySessionsError("graph", limits.per_graph)
             case [int(refused), *_] if refused == _TENANT_IS_FULL:
                 raise TooManySessionsError("tenant", limits.per_tenant)
+            case [int(refused), int(deaths), *_] if refused == _IS_FATAL:
+                raise FatalRequestError(deaths)
         return _outcome(write.session_id, answer)
+
+    async def record_death(self, prompt_digest: str, death: str) -> int:
+        deaths = await self._connection.script(
+            "death",
+            [self._schema.deaths(prompt_digest), self._schema.refused(prompt_digest)],
+            [to_bytes(death), ms(DEATHS_TTL_S), FATAL_DEATHS, ms(REFUSED_S)],
+        )
+        if not isinstance(deaths, int):
+            raise _strange("death")
+        return deaths
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
         answer = await self._connection.script(
@@ -162,10 +195,23 @@ class RedisStore:
                 schema.live,
                 schema.live_of(tenant_key(tenant)),
                 schema.tenant_of(session_id),
+                schema.ended,
             ],
-            [schema.events, self._event(SessionEnded(session_id)), to_bytes(session_id), schema.live_of("")],
+            [
+                schema.events,
+                self._event(SessionEnded(session_id)),
+                to_bytes(session_id),
+                schema.live_of(""),
+                ms(ENDED_S),
+            ],
         )
         return _binding(session_id, record)
+
+    async def ended_sessions(self) -> list[str]:
+        answer = await self._connection.command("ZRANGE", self._schema.ended, 0, -1)
+        if not isinstance(answer, list):
+            raise _strange("with ended sessions")
+        return [_text(session_id) for session_id in answer]
 
     async def lead(self, holder: str, lease_s: float) -> Leadership:
         answer = await self._connection.script(

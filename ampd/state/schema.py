@@ -18,6 +18,24 @@ announces the end of a worker."""
 ASSIGNED_TTL_S = 3600.0
 """Seconds for which the time of the last assigned role is kept: a pools policy counts from it."""
 
+ENDING_TTL_S = 5.0
+"""Seconds for which a binding outlives the last write of a round that ends its session. Another coordinator that goes
+on with the round finds the owner. The end of the round deletes the binding before, unless its coordinator is gone."""
+
+ENDED_S = 600.0
+"""Seconds for which the end of a session is known. A worker that was away reads it when it comes back."""
+
+DEATHS_TTL_S = 1200.0
+"""Seconds for which the deaths under a prompt are counted after the last. It is refused for half as long at most."""
+
+REFUSED_S = 10.0
+"""Seconds for which a prompt is refused after the second death under it. Each further death quadruples them.
+
+Short at first, because rounds that ran beside a deadly one are refused too."""
+
+FATAL_DEATHS = 2
+"""Deaths under a prompt after which it is refused. One may be a coincidence, and the prompt is tried once more."""
+
 QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
 
 
@@ -32,6 +50,7 @@ class Schema:
         self.assigned = self.prefix + b"assigned"
         self.live = self.prefix + b"live"
         self.load = self.prefix + b"load"
+        self.ended = self.prefix + b"ended"
         self.events = self.prefix + b"events"
         self.roles = self.prefix + b"roles"
 
@@ -52,6 +71,14 @@ class Schema:
     def tenant_of(self, session_id: str) -> bytes:
         """The tenant of a session, because a coordinator that ends the session may not know it."""
         return self.prefix + b"tenant:" + to_bytes(session_id)
+
+    def deaths(self, prompt_digest: str) -> bytes:
+        """The workers that died while they ran a prompt."""
+        return self.prefix + b"deaths:" + to_bytes(prompt_digest)
+
+    def refused(self, prompt_digest: str) -> bytes:
+        """How many workers died while they ran a prompt that is not tried for now."""
+        return self.prefix + b"refused:" + to_bytes(prompt_digest)
 
     def role(self, worker_id: str) -> bytes:
         return self.prefix + b"role:" + to_bytes(worker_id)

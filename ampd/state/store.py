@@ -28,6 +28,18 @@ class StateRefusedError(StateUnavailableError):
     """The store answers but refuses the command: its memory is full, it is a replica, or a right is missing."""
 
 
+class FatalRequestError(Exception):
+    """A round was refused, because workers died lately while they ran its prompt.
+
+    Attributes:
+        deaths: how many.
+    """
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__(f"workers died {deaths} times while they ran this prompt")
+        self.deaths = deaths
+
+
 class TooManySessionsError(Exception):
     """A new session was refused, because the graph or its tenant has as many as are allowed. The message says which."""
 
@@ -78,6 +90,8 @@ class RouteWrite:
         epoch: the binding's epoch that the decision assumed; 0 if the session was thought to be new.
         task: the prefill to enter in `queue_worker_id`'s queue metadata.
         tenant: of the session, for the count of live sessions.
+        ends_session: the session has no further round, so that its binding outlives this write by seconds only.
+        prompt_digest: names the prompt among those under which workers died.
     """
 
     session_id: str
@@ -86,6 +100,8 @@ class RouteWrite:
     queue_worker_id: str
     task: PrefillTask
     tenant: str = ""
+    ends_session: bool = False
+    prompt_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,30 +170,7 @@ class RoleAssigned:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerDied:
-    """A worker died under a request. Coordinators announce it to each other; the store keeps nothing of it.
-
-    Attributes:
-        request: the names by which a coordinator knows the request again, see `router.worker_deaths`.
-        start: which start of the worker's engine died, from 1, because an engine that starts again keeps the worker's
-            id; None: the worker died as a whole, or did not say.
-    """
-
-    worker_id: str
-    request: tuple[str, ...]
-    start: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestServed:
-    """A request under which workers had died was served. It is announced as the deaths were; `request` as there."""
-
-    request: tuple[str, ...]
-
-
-DeathNews = WorkerDied | RequestServed
-StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned | DeathNews
+StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
 
 
 LoadedRound = tuple[str, RecentRound]
@@ -262,6 +255,15 @@ class StateStore(Protocol):
 
         Raises:
             TooManySessionsError: the session is new, and would be one too many.
+            FatalRequestError: two workers or more died under the prompt, the last one a short time ago.
+        """
+        ...
+
+    async def record_death(self, prompt_digest: str, death: str) -> int:
+        """A worker died while it ran a prompt. Returns how many deaths the store knows under this prompt.
+
+        Args:
+            death: its name; the same one counts once.
         """
         ...
 
@@ -279,6 +281,10 @@ class StateStore(Protocol):
         Args:
             tenant: of the session, as far as the caller knows; the store knows it unless it has lost the session.
         """
+        ...
+
+    async def ended_sessions(self) -> list[str]:
+        """The sessions that ended in the last minutes."""
         ...
 
     # -- roles (assigned by the coordinator that leads)

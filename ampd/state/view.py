@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from ampd.perf.model import PerformanceModel
 from ampd.state.known_worker import KnownWorker
 from ampd.state.store import (
-    DeathNews,
-    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateEvent,
@@ -33,7 +31,6 @@ from ampd.state.store import (
     TaskDone,
     TaskQueued,
     Watcher,
-    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -69,9 +66,8 @@ class ClusterView:
     Args:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
-        model: with its times, the views carry the work of their queues, which decisions otherwise add up each time.
+        model: predicts the times of queues when they arrive, and how queues empty while the store is lost.
         serves: whether a worker can serve the reader's rounds. Others are left out, as if they were suspect.
-        on_death: gets the deaths under requests that coordinators announce, and which of these requests were served.
         on_session_end: gets the ids of sessions that ended, at any coordinator.
     """
 
@@ -83,7 +79,6 @@ class ClusterView:
         clock: Callable[[], float] = time.monotonic,
         model: PerformanceModel | None = None,
         serves: Callable[[WorkerView], bool] = lambda _: True,
-        on_death: Callable[[DeathNews], None] = lambda _: None,
         on_session_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.counters = ViewCounters()
@@ -92,7 +87,6 @@ class ClusterView:
         self._clock = clock
         self._model = model
         self._serves = serves
-        self._on_death = on_death
         self._on_session_end = on_session_end
         self._workers: dict[str, KnownWorker] = {}
         self._given_up: dict[str, KnownWorker] = {}
@@ -101,7 +95,6 @@ class ClusterView:
         self._listed = set[str]()
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
-        self._heard = set[str]()
         self._watcher: Watcher | None = None
         self._fresh_s = float("-inf")
         self._task = SupervisedTask("cluster-view", self._follow)
@@ -178,10 +171,6 @@ class ClusterView:
         """Whether the store's events arrive."""
         return self._watcher is not None
 
-    def has_heard(self, worker_id: str) -> bool:
-        """Whether the worker has published since events arrive again. What is known of it may be older otherwise."""
-        return worker_id in self._heard
-
     def age_s(self) -> float:
         """Seconds since the view was last known to agree with the store."""
         if self._watcher is not None:
@@ -248,11 +237,9 @@ class ClusterView:
         match event:
             case WorkerUpdated(view, lease_s):
                 self._published_s[view.role] = self._clock()
-                self._heard.add(view.worker_id)
                 self._updated(view, self._lease_s if lease_s is None else lease_s)
                 self._workers[view.worker_id].suspect_until_s = float("-inf")
             case WorkerRemoved(worker_id, is_expired):
-                self._heard.discard(worker_id)
                 # The end of a lease is noticed here by the time since the last publication. The store's clock may have
                 # jumped, and it may have refused the renewals of some workers, which were announced all the same.
                 if not is_expired and (worker := self._workers.pop(worker_id, None)):
@@ -263,8 +250,6 @@ class ClusterView:
             case TaskDone(worker_id, task_id):
                 if worker := self._workers.get(worker_id):
                     self._leave(worker, task_id)
-            case WorkerDied() | RequestServed():
-                self._on_death(event)
             case SessionEnded(session_id):
                 self._on_session_end(session_id)  # a worker's own views say what it holds
             case RoleAssigned():
@@ -374,7 +359,6 @@ class ClusterView:
     async def _disconnect(self) -> None:
         watcher, self._watcher = self._watcher, None
         self._lists = None
-        self._heard.clear()
         if watcher is not None:
             self._fresh_s = self._clock() - watcher.silent_s()
             await watcher.aclose()

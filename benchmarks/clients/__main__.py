@@ -1,4 +1,4 @@
-"""Tries every feature of every client against a graph, and prints the table of docs/clients.md.
+"""Tries every feature of every client against a graph, and prints the table of benchmarks/results/clients.csv.
 
     make clients && python -m benchmarks.clients [--engine sglang] [--json]
 

@@ -1,4 +1,4 @@
-"""The table of docs/clients.md: a row per client and feature."""
+"""The table of benchmarks/results/clients.csv: a row per client and feature."""
 
 from __future__ import annotations
 

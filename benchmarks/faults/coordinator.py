@@ -31,7 +31,7 @@ def figures(coordinator: Any) -> dict[str, Any]:
     return {
         "rounds": coordinator.running,
         "watched calls": len(coordinator._services.access.guard._streams),
-        "undeleted bindings": len(coordinator._services.access.ended._tenants),
+        "undeleted bindings": len(coordinator._services.access.undeleted),
         "background work": len(coordinator._background._tasks),
         "queued": sum(len(view.queue) for view in views),
         "workers": sorted(view.worker_id for view in views),

@@ -167,8 +167,12 @@ def unexpected_failures(name: str, lines: Sequence[Mapping[str, Any]]) -> list[s
 ENGINE_STARTS_AGAIN = "the engine starts again"
 """Part of a worker's log line about an engine that was lost (`workers.engines.supervised`)."""
 
-_DEADLY_STATUSES = (httpx.codes.INTERNAL_SERVER_ERROR, httpx.codes.SERVICE_UNAVAILABLE)
-"""Of a request under which workers died; the second one if other rounds shared the workers, and may be to blame."""
+_DEADLY_STATUSES = (
+    httpx.codes.INTERNAL_SERVER_ERROR,
+    httpx.codes.SERVICE_UNAVAILABLE,
+    httpx.codes.TOO_MANY_REQUESTS,
+)
+"""Of a request under which workers died; the second one while no other worker lives, the third one under load."""
 
 _MOST_DEATHS = 2
 """A request under which a worker died is tried at one other worker."""
@@ -187,7 +191,7 @@ async def _kill_by_request(scene: Scene) -> None:
 
 async def _send_deadly(scene: Scene, alive: Sequence[Member]) -> None:
     """It ends two workers at most. Sent again, as clients do, it is refused by each coordinator and ends no other."""
-    # Another prompt for each run, because coordinators refuse it for ten minutes.
+    # Another prompt for each run, because deaths under it are remembered.
     body = completion([*DEADLY_PROMPT, *random_prompt(scene.stage.rng(scene.stage.name), 40)], max_tokens=2)
     number = 0
     for _ in range(_DEADLY_SENDINGS + _MOST_REFUSALS):

@@ -13,7 +13,7 @@ from benchmarks.fuzz.mutations import changed
 from benchmarks.fuzz.target import Target
 from router.calls import DynamoCalls
 from router.round_errors import WorkerLostError, WorkerRefusedError
-from router.worker_access import WorkerAccess, release_session
+from router.worker_access import WorkerAccess
 
 _KEYS = [b"k" * 32, b"l" * 32, b"m" * 32]
 _ANSWERS: tuple[Any, ...] = ({"matched": 2}, {"released_tokens": 96}, {"error": "gone"})
@@ -35,9 +35,9 @@ def _ask(answer: Any) -> None:
 
 async def _ask_both(calls: DynamoCalls) -> None:
     nothing = cast(Any, None)  # what is no part of a question
-    access = WorkerAccess(nothing, nothing, calls, nothing, nothing, _TIMEOUT_S)
+    access = WorkerAccess(nothing, nothing, calls, nothing, _TIMEOUT_S)
     assert 0 <= await access.matched_pages("1", _KEYS) <= len(_KEYS)
-    await release_session(calls, "1", "s", _TIMEOUT_S)
+    await calls.kv("1", {"op": "release_session", "session_id": "s"}, _TIMEOUT_S)
 
 
 class _Endpoint:

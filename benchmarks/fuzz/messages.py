@@ -6,9 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
-from hashlib import blake2b
 from typing import Any, cast
 
 from msgspec import msgpack
@@ -29,13 +27,11 @@ from ampd.state.store import (
     Heard,
     LoadedRound,
     Overview,
-    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateStore,
     TaskDone,
     TaskQueued,
-    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -53,7 +49,6 @@ from router.request import parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
-from router.worker_deaths import WorkerDeaths
 from router.worker_reports import parse_report
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
 from workers.kv.peer_reads import Descriptor, decode_descriptor, encode_descriptor
@@ -94,13 +89,10 @@ _VIEW = WorkerView(
 )  # fmt: skip
 _PREFILL = WorkerView("p1", Role.PREFILL, Parallelism(1), kv_capacity_tokens=100_000, max_context_tokens=32_000)
 _ROLE = RoleAssigned("d1", Role.PREFILL, "short", "ttft-short")
-_REQUEST_NAMES = ("id request", f"prompt {blake2b(b'prompt', digest_size=16).hexdigest()}")
 _EVENTS = (
     WorkerUpdated(_VIEW, 5.0), WorkerUpdated(_PREFILL, None), WorkerRemoved("d1"), WorkerRemoved("p1", is_expired=True),
-    TaskQueued("d1", _TASK), TaskDone("d1", "t1"), SessionEnded("0" * 32), _ROLE, WorkerDied("d1", _REQUEST_NAMES),
-    WorkerDied("d1", _REQUEST_NAMES, 2), RequestServed(_REQUEST_NAMES),
+    TaskQueued("d1", _TASK), TaskDone("d1", "t1"), SessionEnded("0" * 32), _ROLE,
 )  # fmt: skip
-_MOST_DEATHS = 4096
 _MOST_WORKERS = 20
 _REPORT: dict[str, Any] = {
     **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes", "slices"), 160),
@@ -214,18 +206,16 @@ def _order(task: PrefillTask) -> None:
 
 
 class Listener:
-    """A coordinator's view of the workers and its memory of deaths, which hear all events one after the other."""
+    """A coordinator's view of the workers, which hears all events one after the other."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
-        self._deaths = WorkerDeaths(lambda: self._now_s)
         # It is not connected, so that it asks nothing of a store.
         self._view = ClusterView(
             cast(StateStore, None),
             lease_s=5.0,
             clock=lambda: self._now_s,
             model=_MODEL,
-            on_death=self._deaths.announced,
         )
 
     def take(self, text: bytes) -> None:
@@ -240,9 +230,6 @@ class Listener:
         workers = self._view.workers()
         assert len({worker.worker_id for worker in workers}) == len(workers)
         assert all(worker.queued_prefills >= 0 for worker in workers)
-        with suppress(RoundRefusedError):
-            self._deaths.of_request("request", b"prompt").check()
-        assert len(self._deaths) <= _MOST_DEATHS
         for worker in workers[_MOST_WORKERS:]:
             self._view.apply(WorkerRemoved(worker.worker_id))
 

@@ -25,25 +25,24 @@ _HEAD = """\
 
 Every setting is a flag and an environment variable. A flag wins over the variable, and the variable over the default.
 An unknown flag or a wrong value ends the command with one line and exit code 2. Switches (`on`, `off`) are `--name` and
-`--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable. Secrets have no
-flag. A URL with a password belongs into its variable too: as a flag it causes a warning. Two names of a setting mean
-the same.
+`--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable. Secrets, and URLs
+with a password, belong into their variable. Several names of a setting mean the same.
 
-Parameters of policies follow their name: `--routing 'ampd(alpha=0.8)'`. [policies.md](policies.md) lists them.
-Variables that are not flags are [at the end](#other-environment-variables).
+[policies.md](policies.md) lists the parameters of policies. Variables that are not flags are [at the
+end](#other-environment-variables).
 """
 
 _ENVIRONMENT_HEAD = """\
 ## Other environment variables
 
-Variables without a flag: our own, and those of other software that the code, `ampd serve` or the manifests in `k8s/`
-read or set. Their owners have many more.
+Variables without a flag: our own, and those of other software that `ampd serve`, the manifests in `k8s/` or our
+processes read or set. A text that begins with a value says what both `ampd serve` and the manifests set.
 
-| variable | owner | purpose | source |
-| --- | --- | --- | --- |
+| variable | owner | |
+| --- | --- | --- |
 """
 
-_TABLE_HEAD = ("| flag | variable | type | default | |", "| --- | --- | --- | --- | --- |")
+_TABLE_HEAD = ("| flag, variable | type (default) | |", "| --- | --- | --- |")
 _POSITIONAL = get_args(CliPositionalArg[str])[1]
 
 
@@ -73,8 +72,7 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "Every process of a graph",
         GRAPH,
-        text="`ampd serve`, `python -m router` and `python -m workers` take these. All processes of a graph must have "
-        "the same values: `ampd serve` passes its own on, and a manifest sets them as variables of the whole graph.",
+        text="`ampd serve`, which passes them on, `python -m router` and `python -m workers` take these.",
     ),
     Section("ampd serve", "ampd.cli.serve.settings:ServeSettings", GRAPH),
     Section("python -m router", "router.settings:CoordinatorSettings", GRAPH),
@@ -83,29 +81,28 @@ SECTIONS: tuple[Section, ...] = (
         "python -m workers --engine sglang",
         "workers.engines.sglang_settings:SglangSettings",
         WORKER,
-        "It also takes the flags of every worker.",
+        "Also the flags of every worker.",
     ),
     Section(
         "python -m workers --engine modelled",
         "workers.engines.modelled:ModelledSettings",
         WORKER,
-        "It also takes the flags of every worker.",
+        "Also the flags of every worker.",
     ),
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
     Section("ampd top", "ampd.cli.top.settings:TopSettings"),
     Section("ampd session list", "ampd.cli.session.settings:ListSettings"),
     Section("ampd session show ID", "ampd.cli.session.settings:ShowSettings"),
-    Section("ampd session end ID", "ampd.cli.session.settings:EndSettings"),
+    Section("ampd session end ID", "ampd.cli.session.settings:EndSettings", "ampd.cli.session.settings:ShowSettings"),
     Section("ampd doctor", "ampd.cli.doctor.command:DoctorSettings"),
     Section("ampd profile", "ampd.cli.profile.command:ProfileSettings"),
     Section(
         "The case of a plan or a simulation",
         CASE,
-        text="`ampd plan`, `ampd simulate` and `python -m benchmarks.routing_table` take these.",
+        text="`ampd plan` and `ampd simulate` take these.",
     ),
     Section("ampd plan", "planner.plan_settings:PlanSettings", CASE),
     Section("ampd simulate", "planner.simulate_command:SimulateSettings", CASE),
-    Section("python -m benchmarks.routing_table", "benchmarks.routing_table.__main__:TableFitSettings", CASE),
     Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
     Section("ampd trace generate", "workloads.trace_command:GenerateSettings"),
     Section("ampd trace stats", "workloads.trace_command:StatsSettings"),
@@ -164,7 +161,7 @@ def load(name: str) -> type[Settings]:
 
 def render() -> str:
     """The reference as Markdown."""
-    variables = [f"| {_names(entry.names)} | {entry.owner} | {entry.text} | {entry.source} |" for entry in ENVIRONMENT]
+    variables = [f"| {_names(entry.names)} | [{entry.owner}]({entry.source}) | {entry.text} |" for entry in ENVIRONMENT]
     return "\n".join(
         [_HEAD, *(_rendered(section) for section in SECTIONS), _ENVIRONMENT_HEAD + "\n".join(variables), ""]
     )
@@ -180,17 +177,16 @@ def _rendered(section: Section) -> str:
         lines += ["", section.text]
     base = next((other for other in SECTIONS if other.model == section.base), None)
     if base and not section.text:
-        lines += ["", f"It also takes the flags of [{base.title}](#{_anchor(base.title)}). The rows here win."]
+        lines += ["", f"Also the flags of [{base.title}](#{_anchor(base.title)}). The rows here win."]
     lines += ["", *_TABLE_HEAD, *(_row(setting) for setting in rows_of(section)), ""]
     return "\n".join(lines)
 
 
 def _row(setting: Setting) -> str:
+    default = "required" if setting.is_required else setting.default
     cells = (
-        _names(setting.flags),
-        _names(setting.variables),
-        _type(setting.schema),
-        "required" if setting.is_required else setting.default,
+        _names(tuple(flag for flag in setting.flags if not flag.startswith("--no-")) + setting.variables),
+        f"{_type(setting.schema)} ({default})" if default else _type(setting.schema),
         setting.description,
     )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

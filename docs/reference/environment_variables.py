@@ -12,7 +12,7 @@ class Variable:
     Attributes:
         owner: the software that reads it.
         text: what it is for, and who sets it.
-        source: where its owner says so.
+        source: the address where its owner says so.
     """
 
     names: tuple[str, ...]
@@ -21,70 +21,68 @@ class Variable:
     source: str
 
 
-_DYNAMO = "[names](https://github.com/ai-dynamo/dynamo/blob/main/lib/runtime/src/config/environment_names.rs)"
-_DYNAMO_RUNTIME = "[runtime](https://docs.nvidia.com/dynamo/v1.6.0/reference/components/runtime-configuration)"
-_DYNAMO_LOGS = "[observability](https://docs.nvidia.com/dynamo/v1.5.0/reference/observability/environment-variables.md)"
-_NIXL = "[NIXL's UCX backend](https://docs.nvidia.com/nixl/user-guide/backend-selection/ucx)"
+_DYNAMO = "https://github.com/ai-dynamo/dynamo/blob/main/lib/runtime/src/config/environment_names.rs"
+_DYNAMO_RUNTIME = "https://docs.nvidia.com/dynamo/v1.6.0/reference/components/runtime-configuration"
+_DYNAMO_LOGS = "https://docs.nvidia.com/dynamo/v1.5.0/reference/observability/environment-variables.md"
+_SGLANG = "https://docs.sglang.io/references/environment_variables.html"
+_NIXL = "https://docs.nvidia.com/nixl/user-guide/backend-selection/ucx"
 
 ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("AMPD_COMPILED",),
         "AMPD",
-        "`0`: `ampd simulate` and `ampd plan` run in pure Python, even if `make compiled` was run. `1`: other programs "
-        "that import `ampd`, also the processes of a graph, use the compiled modules too.",
-        "[simulator.md](simulator.md#a-compiled-simulator)",
+        "`0`: `ampd simulate` and `ampd plan` run in pure Python, even if `make compiled` was run. `1`: other "
+        "programs, also the processes of a graph, use the compiled modules too.",
+        "simulator.md#a-compiled-simulator",
     ),
     Variable(
         ("AMPD_POLICY_MODULES",),
         "AMPD",
         "Modules with policies of your own, comma-separated. Every process of a graph and the simulator import them.",
-        "[own-policy.md](own-policy.md)",
+        "own-policy.md",
     ),
     Variable(
         ("AMPD_SGLANG_ENGINE",),
         "AMPD",
         "A worker sets it for the processes of its own engine. Without it our SGLang plugin changes nothing.",
-        "`workers/engines/sglang_plugin.py`",
+        "../workers/engines/sglang_plugin.py",
     ),
     Variable(
         ("AMPD_REDIS_PASSWORD", "AMPD_REDIS_URL"),
         "manifests",
         "From the Secret `ampd-redis`; the manifests put them into `AMPD_STATE_URL`. No process reads them.",
-        "`k8s/base`, `k8s/components/external-redis`",
+        "../k8s/README.md",
     ),
     Variable(
         ("DYN_DISCOVERY_BACKEND",),
         "Dynamo",
-        "How processes find each other: `file` (set by `ampd serve`), `kubernetes` (in the manifests), `etcd` (the "
-        "default).",
+        "How processes find each other: `file` (`ampd serve`), `kubernetes` (manifests), `etcd` (Dynamo's default).",
         _DYNAMO_RUNTIME,
     ),
-    Variable(("DYN_FILE_KV",), "Dynamo", "Folder of the discovery `file`; set by `ampd serve`.", _DYNAMO_RUNTIME),
+    Variable(("DYN_FILE_KV",), "Dynamo", "Folder of the discovery `file`.", _DYNAMO_RUNTIME),
     Variable(
         ("DYN_REQUEST_PLANE",),
         "Dynamo",
-        "How requests travel; `tcp`, set by `ampd serve` and in the manifests.",
+        "`tcp`: how requests travel.",
         _DYNAMO_RUNTIME,
     ),
     Variable(
         ("DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST"),
         "Dynamo",
-        "Address on which a process takes requests, and interface on which it takes answers; by default the machine's "
-        "outer ones. `ampd serve` sets `127.0.0.1` and `lo`. A member without `--graph-secret-file` refuses anything "
-        "outside, and sets the second one to `lo` if it is not set.",
+        "Address for requests and interface for answers of a process; by default the machine's outer ones, with "
+        "`ampd serve` `127.0.0.1` and `lo`. A member without `--graph-secret-file` refuses anything outside.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_TCP_REQUEST_TIMEOUT",),
         "Dynamo",
-        "Seconds in which a process must acknowledge a request (Dynamo's default is 5). Coordinators set it to 60 "
-        "unless it is set, because a worker's lease shows whether it lives.",
+        "Seconds in which a process must acknowledge a request: 5 by default, 60 in coordinators.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_EVENT_PLANE",),
         "Dynamo",
-        "How Dynamo's events travel; `zmq`, which needs no server. AMPD itself sends none.",
+        "`zmq`: how Dynamo's events travel. AMPD sends none.",
         _DYNAMO_RUNTIME,
     ),
     Variable(
@@ -97,98 +95,93 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS",),
         "Dynamo",
-        "Coordinators and workers set it to `[]`, because they report their health themselves.",
+        "Coordinators and workers set it to `[]`.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_NAMESPACE_PREFIX",),
         "Dynamo",
         "Namespaces whose models the frontend serves; in the manifests the graph's own.",
-        "`python -m dynamo.frontend --help`",
+        _DYNAMO,
     ),
     Variable(
         ("DYN_HTTP_BODY_LIMIT_MB",),
         "Dynamo",
-        "Largest body of a request that the frontend takes, in MB; larger ones get 413. In the manifests 4. "
-        "`ampd serve` computes it from the model's context, unless it is set.",
+        "Largest body of a request, in MB; larger ones get 413. 4 in the manifests; `ampd serve` computes it from the "
+        "model's context.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_HTTP_SVC_HEALTH_PATH",),
         "Dynamo",
-        "Path of the frontend's health, `/health` by default. The status relay leaves ids and addresses out there.",
+        "Path of the frontend's health, `/health` by default.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_HTTP_HOST", "DYN_HTTP_PORT"),
         "Dynamo",
-        "Where the frontend listens. The status relay listens there in its place, unless it is switched off.",
+        "Where the frontend, or the status relay in its place, listens.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_TLS_CERT_PATH", "DYN_TLS_KEY_PATH"),
         "Dynamo",
-        "TLS of the frontend. The status relay does not start with it, because it has no TLS: end TLS before it, or "
-        "leave it out (`components/no-status-relay`).",
+        "TLS of the frontend. The status relay does not start with it.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_METADATA_HEADER",),
         "Dynamo",
-        "Prefix of the headers that Dynamo passes on. `ampd serve` and the manifests set `x-session-`, so that "
-        "`X-Session-Affinity` names a session.",
+        "`x-session-`: prefix of the headers that Dynamo passes on, so that `X-Session-Affinity` names a session.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_RUNTIME_INHIBITED_DURATION_SECS",),
         "Dynamo",
-        "`0` with one coordinator, `1` with several, set by `ampd serve` and in the manifests: for how many seconds a "
-        "frontend avoids a coordinator after a broken connection.",
-        "[reliability](reliability.md#bounds)",
+        "`0` with one coordinator, `1` with several: seconds for which a frontend avoids a coordinator after a broken "
+        "connection.",
+        "reliability.md#bounds",
     ),
     Variable(
         ("DYN_TCP_HOST_IDLE_TTL_SECS",),
         "Dynamo",
-        "`60`, set by `ampd serve` and in the manifests: a frontend closes connections that were idle so many seconds.",
-        "[reliability](reliability.md#bounds)",
+        "`60`: a frontend closes connections that were idle so many seconds.",
+        "reliability.md#bounds",
     ),
     Variable(
         ("DYN_DISABLE_FRONTEND_ADMIN_API",),
         "Dynamo",
-        "`1`, set by `ampd serve` and in the manifests: the frontend has no `/busy_threshold`.",
-        "[security](https://github.com/ai-dynamo/dynamo/blob/main/SECURITY.md)",
+        "`1`: the frontend has no `/busy_threshold`.",
+        "https://github.com/ai-dynamo/dynamo/blob/main/SECURITY.md",
     ),
     Variable(
         ("DYN_SKIP_SGLANG_LOG_FORMATTING",),
         "Dynamo",
-        "`1`, set by `ampd serve` and in the manifests for the frontend: it writes no temporary file with SGLang's "
-        "logging configuration. Workers need that configuration, and keep it in memory.",
+        "`1`: the frontend writes no temporary file with SGLang's logging configuration.",
         _DYNAMO_LOGS,
     ),
     Variable(
         ("DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS",),
         "Dynamo",
-        "`5000`, set by `ampd serve` and in the manifests: for so many milliseconds a stream's status waits for the "
-        "first token or an error, so that a refusal has its own status. After it a stream has 200.",
+        "`5000`: for so many milliseconds a stream's status waits for the first token or an error.",
         _DYNAMO,
     ),
     Variable(
         ("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS",),
         "Dynamo",
-        "`10000`, set by `ampd serve` and in the manifests: a stream without a token gets a comment (`:`) every so "
-        "many milliseconds, so that a gateway keeps it open.",
+        "`10000`: a stream without a token gets a comment (`:`) every so many milliseconds.",
         _DYNAMO,
     ),
     Variable(
         ("SGLANG_LOGGING_CONFIG_PATH",),
         "SGLang",
-        "Set by our processes: the logging configuration of the engine, which is kept in memory.",
+        "The logging configuration of the engine, set by workers.",
         _DYNAMO_LOGS,
     ),
     Variable(
         ("DYN_HTTP_GRACEFUL_SHUTDOWN_TIMEOUT_SECS",),
         "Dynamo",
-        "How long the frontend waits for its requests after SIGTERM; set in the manifests.",
+        "Seconds that the frontend waits for its requests after SIGTERM; set in the manifests.",
         _DYNAMO,
     ),
     Variable(
@@ -212,17 +205,16 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("UCX_TLS", "UCX_NET_DEVICES", "UCX_RNDV_SCHEME"),
         "UCX",
-        "Transports and devices for KV, and the protocol for large pieces. UCX chooses the unset ones. The "
-        "component `k8s/components/rdma` sets the first and the last, and `ampd serve` sets the devices to `lo`. So "
-        "does a member without `--graph-secret-file`, unless they are set; then they must be on loopback.",
+        "Transports and devices for KV, and the protocol for large pieces; UCX chooses the unset ones. "
+        "`k8s/components/rdma` sets the first and the last. `ampd serve`, and members without "
+        "`--graph-secret-file`, set the devices to `lo`.",
         _NIXL,
     ),
     Variable(
         ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
         "Gloo, NCCL",
-        "Interface on which the ranks of an engine meet; `ampd serve` sets `lo`. Without `--graph-secret-file` as "
-        "`UCX_NET_DEVICES`.",
-        "[NCCL](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html)",
+        "Interface on which the ranks of an engine meet; `lo` as `UCX_NET_DEVICES`.",
+        "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html",
     ),
     Variable(
         ("UCX_LOG_LEVEL", "NIXL_LOG_LEVEL"),
@@ -233,41 +225,40 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("SGLANG_SANITIZE_NAN_LOGITS",),
         "SGLang",
-        "`1`, set by SGLang workers unless it is set: logits that are infinite or NaN are replaced by finite ones. "
-        "Otherwise they end the engine.",
-        "`sglang.srt.environ`",
+        "`1` in workers: infinite or NaN logits are replaced by finite ones, which otherwise end the engine.",
+        _SGLANG,
     ),
     Variable(
         ("SGLANG_PLUGINS",),
         "SGLang",
         "Plugins that are loaded; default: all. Without `ampd` among them a worker ends at its start.",
-        "`sglang.srt.plugins`",
+        _SGLANG,
     ),
     Variable(
         ("CUDA_VISIBLE_DEVICES",),
         "CUDA",
         "`ampd serve` divides these GPUs among its workers. A worker on the CPU hides them.",
-        "[CUDA](https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables)",
+        "https://docs.nvidia.com/cuda/cuda-c-programming-guide/index.html#cuda-environment-variables",
     ),
     Variable(
         ("OMP_NUM_THREADS",),
         "OpenMP",
         "`ampd serve` divides the cores among workers without GPU.",
-        "[OpenMP](https://www.openmp.org/spec-html/5.0/openmpse50.html)",
+        "https://www.openmp.org/spec-html/5.0/openmpse50.html",
     ),
     Variable(
         ("HF_HUB_OFFLINE", "HF_TOKEN"),
         "Hugging Face",
-        "The first is `1` in every process that `ampd serve` or the manifests start, because models are folders and "
-        "nothing is downloaded. The second is for the job of `k8s/models`, which downloads a model.",
-        "[huggingface_hub](https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables)",
+        "The first is `1` in every process, because models are folders. The second is for the job of `k8s/models`, "
+        "which downloads a model.",
+        "https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
     ),
     Variable(
         ("XDG_CACHE_HOME", "HOME"),
         "XDG",
         "Folder of the tiny model, and of the curves of `benchmarks/policies`: `$XDG_CACHE_HOME/ampd`, else "
         "`~/.cache/ampd`.",
-        "[XDG](https://specifications.freedesktop.org/basedir-spec/latest/)",
+        "https://specifications.freedesktop.org/basedir-spec/latest/",
     ),
 )
 """In the order of the reference."""

@@ -31,28 +31,20 @@ scrape_configs:
     file_sd_configs: [{files: [/path/to/logs/metrics.json]}]
 ```
 
-A scrape reads gauges on the process's event loop. If the loop hangs for a second, the scrape contains the counters
-without the gauges, and the process logs it.
-
 ## Health
 
 `/health` and `/live` give the same answer, as in all of Dynamo: 200 when this process can do its work, 503 before that.
 
 - A worker is healthy when its engine has started and its endpoints are served, until its engine is lost for good.
-- A coordinator is healthy when it has connected to the shared state, with or without a decode worker. Without one it
-  stays out of Dynamo's discovery, the frontend answers 503, and `ampd_live_workers` is 0 for the roles decode
-  and mixed. A restart of the coordinator would not help.
+- A coordinator is healthy when it has connected to the shared state, with or without a decode worker.
 - Neither becomes unhealthy when Redis is lost, because both serve without it. `ampd_state_available` shows the loss.
 
-Dynamo's own threads answer there. They do so too while the event loop of a coordinator or worker is blocked, in which
-case the process does nothing else. The event loop itself answers at `/engine/live` of the same port, with 200, or not
-at all.
+Dynamo's own threads answer there, also while the event loop of a coordinator or worker is blocked. The event loop
+itself answers at `/engine/live` of the same port, with 200, or not at all.
 
 On Kubernetes use `/live` for startup probes and `/health` for readiness. For liveness use `/engine/live` of
-coordinators and workers, and `/live` of frontends, whose work Dynamo's threads do. Give a liveness probe 4 s and six
-failures, as the manifests do: a busy loop answers late, and a load that is verified stops a worker's loop for up to
-some seconds. The startup probe of a worker must allow for the loading of its model.
-`DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS`, which Dynamo's operator may set, is ignored.
+coordinators and workers, and `/live` of frontends. Give a liveness probe 4 s and six failures, as the manifests do. The
+startup probe of a worker must allow for the loading of its model.
 
 ## Attainment
 
@@ -62,10 +54,8 @@ The share of rounds that met both their targets:
 sum(rate(ampd_rounds_total{outcome="met"}[5m])) / sum(rate(ampd_rounds_total{outcome!="abandoned"}[5m]))
 ```
 
-A round counts against the targets in its request if there are any, else against the `ampd_slo_*` defaults. Counters
-give the exact share, where a histogram would give that of the next bucket. ITL is the mean of a round, because targets
-apply to the mean. `ampd_token_gap_seconds` has the single gaps as they leave the engine. They show a prefill that
-stalls the batch.
+A round counts against the targets in its request if there are any, else against the `ampd_slo_*` defaults. ITL is the
+mean of a round. `ampd_token_gap_seconds` has the single gaps as they leave the engine.
 """
 
 _PROCESSES = {

@@ -23,47 +23,32 @@ class LookAheadPools(Policy):
     """Serve the recent load again in the simulator, under other roles, and take the roles that serve it best. Where KV
     memory is short, which a replay of minutes does not show, change what `predictive` changes.
 
-    Reads: the rounds of the last five minutes (arrival, prompt, history, output, whether they met their targets); the
-    workers' parallelism, memory, queues and sessions; the performance model; the targets; the graph's other policies.
+    Reads: the rounds of the last five minutes (arrival, prompt, history, output, whether they met their targets);
+    the workers' parallelism, memory, queues and sessions; the performance model; the targets; the graph's other
+    policies.
 
-    Rule:
+    Rule: attainment is the mean of the shares of rounds, and of sessions in all their rounds, that met the targets.
 
-    1. It is asked every 5 s, but not within 15 s of a change. Other roles are tried when the last 30 s attained 97 % or
-       less: the mean of the share of the rounds that met their targets, and of the share of the sessions whose rounds
-       all did. If fewer than 20 rounds ended in 30 s, those of the last five minutes count. Other roles are also tried
-       when `predictive` would change a role.
-    2. Each set of roles is simulated twice. *Soon*: the rounds of the last 15 s (10 per worker at least) come again,
-       behind the rounds that are in progress now, where these are. A round in progress gets the output that can be
-       expected of it, by the rounds since the oldest one in progress began. What it has decoded counts in its ITL.
-       *Later*: 100 rounds of each worker come again, in an empty cluster. Roles that are worse soon by 2 points of the
-       attainment are not simulated again. At most 5000 rounds each.
-    3. The sets of roles are the present one, one worker and a quarter of the workers moved either way, and all workers
-       decoding, which is co-located serving. If the present roles attain so much that none could gain, no others are
-       tried. Roles with fewer owners of sessions are not tried where the sessions' KV would take more than 40 % of the
-       memory of those that remain, because sessions grow.
-    4. The burden of proof is on a change. Roles are better if they attain 2 points more than the present ones, soon or
-       later. A policy that answers slowly rests for longer than 15 s, and a wrong change lasts as long. Then they have
-       to gain as much more, up to 4 points. The gain must not be chance (three standard deviations of the rounds that
-       only one of the two met; two for a change that `predictive` would make too). Roles that attain 2 points less
-       soon, even by chance, are not better. Nor are roles that attain 2 points less later, unless they win four times
-       as many rounds soon, because after a change of the load the longer record is mostly about the load before. Later
-       they also have to beat what the present roles really attained in that time. The attainment is the mean of that of
-       the rounds and that of the sessions. The best are taken. If no roles are better, but the gain of some may be
-       chance, the two that gain most serve up to four times as many rounds, and decide with these.
-    5. If no roles are taken, or none were tried, and the sessions' KV takes more than 80 % of the decode workers'
-       memory, a prefill worker becomes a decode worker (`kv-short`), also while all targets are met. From 50 % on it
-       does so if the KV would take 80 % after 150 s more of the same growth, because a new owner takes new sessions
-       and few others, while those that are there go on growing. Growth is that of the later half of the record, of 60 s
-       at least. In this forecast sessions do not count whose rounds are late in a queue, because they need prefill
-       workers. The worker stays if the present roles attain 2 points more in either replay, even by chance, or if they
-       meet more rounds in both together, by two standard deviations.
+    1. It is asked every 5 s, but not within 15 s of a change. Other roles are tried when the last 30 s attained 97
+       % or less, or when `predictive` would change a role.
+    2. Each set of roles is simulated twice. *Soon*: the rounds of the last 15 s come again, behind the rounds that
+       are in progress now. *Later*: 100 rounds of each worker come again, in an empty cluster.
+    3. The sets of roles are the present one, one worker and a quarter of the workers moved either way, and all
+       workers decoding. Roles with fewer owners are not tried where the sessions' KV would take more than 40 % of
+       their memory.
+    4. Roles are better if they attain 2 points more than the present ones, soon or later (up to 4 if the policy
+       answers slowly), if this is not chance (three standard deviations; two for a change that `predictive` would
+       make too), and if they lose 2 points in neither, except later where they win four times as many rounds soon.
+       Later they also have to beat what the present roles really attained. If a gain may be chance, more rounds are
+       simulated.
+    5. If no roles are taken, and the sessions' KV takes more than 80 % of the decode workers' memory, or more
+       than 50 % and would take 80 % after 150 s of the same growth, a prefill worker becomes a decode worker
+       (`kv-short`), unless the replays show a loss.
     6. If no worker owns sessions, because the last one is lost, it does what `predictive` does.
 
-    Limits: it knows only the load that came. In a live graph it does not see rounds that clients give up, that were
-    refused, or that were given up in a queue. Of the rounds in progress it sees only those of the leading coordinator.
-    No worker becomes mixed. The sessions of a worker that becomes a prefill worker move before their next rounds, where
-    that pays (`--moves needed`). A worker that begins to own sessions gets the sessions to come, and those that leave a
-    full memory. A look takes a second or more of one core. In a live graph it runs in a process of its own.
+    Limits: it knows only the load that came, without rounds that were refused or given up, and of the rounds in
+    progress only those of the leading coordinator. No worker becomes mixed. A look takes a second or more of one
+    core, in a process of its own.
 
     Example: `--pools look-ahead`
     """

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
 
 from ampd.policies.capacity import is_within
 from ampd.recent_load import RecentRound
@@ -29,12 +28,6 @@ from planner.simulator.views import Views
 from planner.simulator.worker import SimulatedWorker
 from planner.simulator.world import World
 from workloads.trace import kept_tokens
-
-# Python looks a member of an enumeration and its value up at each use, in compiled modules too.
-_LOCAL: Final = Route.LOCAL
-_LOCAL_NAME: Final = Route.LOCAL.value
-_REMOTE_NAME: Final = Route.REMOTE.value
-
 
 _NONE: Mapping[str, int] = {}
 
@@ -243,7 +236,7 @@ class Coordinators:
         """Enter the prefill in its worker's queue."""
         record, decision = round_.record, plan.decision
         worker = round_.prefill = self._workers[decision.worker_id]
-        route = _LOCAL_NAME if decision.route is _LOCAL else _REMOTE_NAME
+        route = decision.route.value
         record.placed = Placed(route, decision.reason, worker.worker_id, round_.decode.worker_id)
         if round_.moves:
             round_.session.moved_s = self._loop.now_s

@@ -121,7 +121,6 @@ class DelayedViews(Views):
     def _publish(self, worker: Any) -> None:
         self._pending.discard(worker.worker_id)
         view = worker.view(self._loop.now_s)
-        worker.queue.tasks().work  # noqa: B018 - now it costs a change, and later an addition of the whole queue
         self._published[worker.worker_id] = replace(view, held_tokens=dict(view.held_tokens))
         for with_sent in self._with_sent:
             with_sent.pop(worker.worker_id, None)

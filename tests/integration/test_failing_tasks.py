@@ -18,15 +18,14 @@ from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
-from ampd.state.store import RoleAssigned, RouteWrite, SessionLimits, StateEvent
+from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
 from ampd.supervised_task import SupervisedTask
 from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.types import Role, Slo, WorkerView
 from benchmarks.structure import modules
 from router.coordinator_publisher import CoordinatorViewPublisher
 from router.decision_record import DecisionRecord, RoundFacts
-from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.load_recorder import LoadRecorder
@@ -298,30 +297,6 @@ def complete_round() -> ServedRound:
         was_left=False,
         lasted_s=2.0,
     )
-
-
-@breaks("ended-sessions")
-@virtually
-async def test_ended_sessions_are_deleted_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore(MemoryState())
-    for session_id in ("s1", "s2"):
-        task = PrefillTask(f"task of {session_id}", session_id, 100, 20, 0.0, Slo(1.0, 0.1))
-        assert (await store.route(RouteWrite(session_id, "d1", 0, "d1", task), SessionLimits(LEASE_S))).accepted
-    end = FailsOnce(store.end_session)
-    end.is_armed = True
-    monkeypatch.setattr(store, "end_session", end)
-    ended = EndedSessions(store, release_nothing, list, retry_s=0.01)
-    ended.start()
-    for session_id in ("s1", "s2"):
-        ended.still_bound(session_id, "")
-    await until(lambda: end.has_failed)
-    await until(lambda: not len(ended))
-    assert [await store.binding(session_id) for session_id in ("s1", "s2")] == [None, None]
-    await ended.stop()
-
-
-async def release_nothing(_worker_id: str, _session_id: str) -> None:
-    raise AssertionError("no worker holds anything")
 
 
 @breaks("coordinator-publisher")

@@ -18,7 +18,6 @@ from ampd.state.view import ClusterView
 from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
 from ampd.wire import KvReply, KvRequest
 from router.admission import AdmissionGate
-from router.ended_sessions import EndedSessions
 from router.guard import StreamGuard
 from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
@@ -29,7 +28,7 @@ from router.services import RoundOptions, Services
 from router.session_memory import SessionMemory
 from router.session_moves import SessionMoves
 from router.targets import TargetLimits
-from router.worker_access import WorkerAccess, release_session
+from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 from tests.memory_store import MemoryState, MemoryStore
 
@@ -168,25 +167,16 @@ class Replica:
     ) -> None:
         self._targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
-        deaths = WorkerDeaths(announce=lambda death: self._spawn(self.services.access.announce(death)))
         limits = SessionLimits(60.0, per_graph=max_sessions)
         sessions = SessionMemory(1 << 20, limits)
         self.view = ClusterView(
             self.store,
             lease_s=60.0,
             serves=OwnTokenizer(tokenizer).serves,
-            on_death=deaths.announced,
             on_session_end=sessions.forget,
         )
         self.workers = Workers(self.store)
         self.tasks: list[asyncio.Task[None]] = []
-        self.ended = EndedSessions(
-            self.store,
-            lambda worker_id, session_id: release_session(self.workers, worker_id, session_id, 1.0),
-            self.view.workers,
-            self.view.has_heard,
-            retry_s=0.01,
-        )
         self.in_progress = 1
         model = load_performance_model("tiny-cpu")
         admission = Admission(max_wait, max_rounds, model, SLO, random.Random(1))
@@ -208,12 +198,12 @@ class Replica:
                 gate=self.gate,
                 moves=SessionMoves(self.view, moves),
             ),
-            access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), self.ended, 1.0),
+            access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), 1.0),
             sessions=sessions,
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
-            deaths=deaths,
+            deaths=WorkerDeaths(self.store, self._spawn),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -221,12 +211,10 @@ class Replica:
 
     async def __aenter__(self) -> "Replica":
         await self.view.start()
-        self.ended.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*self.tasks)
-        await self.ended.stop()
         await self.view.stop()
 
     def run(self, session: str | None = "s", context: FakeContext | None = None, **fields: Any) -> RoundRun:

@@ -1,159 +1,106 @@
+"""Deaths under a request are counted in the shared state, by tenant and prompt, and at the round itself."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from ampd.state.store import DeathNews, WorkerDied
-from router import worker_deaths
-from router.round_errors import RoundRefusedError
-from router.worker_deaths import MEMORY_S, SHARED_PAUSE_S, WorkerDeaths
+from ampd.state.store import FatalRequestError
+from router.request import RoundRequest, parse_round
+from router.round_errors import RoundRefusedError, WorkerLostError
+from router.targets import TargetLimits
+from router.worker_deaths import RequestDeaths, WorkerDeaths
+from tests.memory_store import MemoryState, MemoryStore
+from tests.router.replica_lab import SLO
 
 
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
+def request(prompt: list[int], **fields: Any) -> RoundRequest:
+    return parse_round({"token_ids": prompt, "stop_conditions": {}, **fields}, TargetLimits(SLO, 0.5))
 
 
-def test_a_request_is_known_by_its_id_and_by_its_prompt() -> None:
-    deaths = WorkerDeaths(Clock())
-    deaths.of_request("a", b"prompt").add("w1")
-    deaths.of_request("a", b"prompt").check()
-    deaths.of_request("a", b"prompt").add("w1")  # the same worker
+def died(worker_id: str, start: int | None = None) -> WorkerLostError:
+    return WorkerLostError(worker_id, "gone", has_died=True, start=start)
+
+
+class Lab:
+    """Coordinators with one shared state."""
+
+    def __init__(self) -> None:
+        self.state = MemoryState()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def coordinator(self) -> WorkerDeaths:
+        return WorkerDeaths(MemoryStore(self.state), lambda work: self._tasks.append(asyncio.create_task(work)))
+
+    async def is_refused(self, deaths: RequestDeaths) -> bool:
+        """Whether the write of a placement would be."""
+        await asyncio.gather(*self._tasks)
+        try:
+            self.state.check_deaths(deaths.prompt_digest)
+        except FatalRequestError:
+            return True
+        return False
+
+
+async def test_a_prompt_is_known_at_all_coordinators() -> None:
+    lab = Lab()
+    first, second = lab.coordinator(), lab.coordinator()
+    await RequestDeaths(first, request([1, 2])).add(died("w1"))
+    another, again = RequestDeaths(first, request([1, 2, 3])), RequestDeaths(second, request([1, 2]))
+    await another.add(died("w2"))
+    assert not await lab.is_refused(again)
+    await again.add(died("w2"))
+    assert await lab.is_refused(again)
+    assert not await lab.is_refused(another)
+    assert (first.count, second.count) == (2, 1)
+
+
+async def test_a_round_is_refused_at_its_second_death_when_the_others_know() -> None:
+    lab = Lab()
+    deaths = RequestDeaths(lab.coordinator(), request([1, 2]))
+    await deaths.add(died("w1"))
+    assert not await lab.is_refused(deaths)
+    with pytest.raises(RoundRefusedError, match="workers died 2 times while they ran this request") as refusal:
+        await deaths.add(died("w2"))
+    assert refusal.value.status == 500
+    with pytest.raises(FatalRequestError):
+        lab.state.check_deaths(deaths.prompt_digest)
+
+
+async def test_a_round_that_another_coordinator_began_is_known_by_its_client_s_prompt() -> None:
+    deaths = Lab().coordinator()
+    began, goes_on = request([1, 2]), replace(request([1, 2, 7]), continued_tokens=1)
+    assert RequestDeaths(deaths, goes_on).prompt_digest == RequestDeaths(deaths, began).prompt_digest
+
+
+async def test_no_tenant_learns_what_another_one_sent() -> None:
+    lab = Lab()
+    for worker_id in ("w1", "w2"):
+        first = RequestDeaths(lab.coordinator(), request([1, 2], routing={"cache_salt": "first"}))
+        await first.add(died(worker_id))
+    assert await lab.is_refused(first)
+    assert not await lab.is_refused(RequestDeaths(lab.coordinator(), request([1, 2], routing={"cache_salt": "second"})))
+
+
+async def test_an_engine_that_starts_again_and_dies_again_counts_twice() -> None:
+    lab = Lab()
+    rounds = [RequestDeaths(lab.coordinator(), request([1, 2])) for _ in range(2)]
+    for deaths in rounds:
+        await deaths.add(died("w1", 1))  # one death under both
+    assert not await lab.is_refused(rounds[0])
     with pytest.raises(RoundRefusedError, match="workers died 2 times"):
-        deaths.of_request("a", b"longer prompt").add("w2")
+        await rounds[0].add(died("w1", 2))
+    assert await lab.is_refused(rounds[1])
+
+
+async def test_a_round_counts_its_deaths_while_the_shared_state_is_away() -> None:
+    lab = Lab()
+    lab.state.lose()
+    deaths = RequestDeaths(lab.coordinator(), request([1, 2]))
+    await deaths.add(died("w1"))
     with pytest.raises(RoundRefusedError, match="workers died 2 times"):
-        deaths.of_request("b", b"prompt").add("w3")
-    deaths.of_request("c", b"another").check()
-
-
-def test_no_tenant_learns_what_another_one_sent() -> None:
-    deaths = WorkerDeaths(Clock())
-    deaths.of_request("a", b"prompt", "first").add("w1")
-    with pytest.raises(RoundRefusedError):
-        deaths.of_request("a", b"prompt", "first").add("w2")
-    with pytest.raises(RoundRefusedError):
-        deaths.of_request("b", b"prompt", "first").check()
-    deaths.of_request("b", b"prompt", "second").check()
-
-
-def test_an_engine_that_starts_again_and_dies_again_counts_twice() -> None:
-    deaths = WorkerDeaths(Clock())
-    deaths.of_request("a", b"prompt").add("w1", 1)
-    again = deaths.of_request("b", b"prompt")
-    again.add("w1", 1)  # of the same death, from another round
-    with pytest.raises(RoundRefusedError, match="workers died 2 times"):
-        again.add("w1", 2)
-    with pytest.raises(RoundRefusedError, match="it is not tried again"):
-        deaths.of_request("c", b"prompt").check()
-
-
-def test_an_echo_of_a_death_counts_once_and_the_next_start_again() -> None:
-    deaths = WorkerDeaths(Clock())
-    names = ("id a", "prompt a")
-    for _ in range(2):
-        deaths.announced(WorkerDied("w1", names, 1))
-    assert deaths.most(names) == 1
-    deaths.announced(WorkerDied("w1", names, 2))
-    assert deaths.most(names) == 2
-
-
-def test_deaths_are_forgotten_with_time_and_when_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_deaths, "_MAX_REMEMBERED", 4)
-    clock = Clock()
-    deaths = WorkerDeaths(clock)
-    for number in range(10):
-        deaths.of_request(f"id{number}", b"%d" % number).add("w1")
-    assert len(deaths) == 4
-    clock.now_s = MEMORY_S
-    deaths.of_request("id9", b"9").add("w2")
-    assert len(deaths) == 2
-
-
-def test_who_is_served_is_not_to_blame() -> None:
-    deaths = WorkerDeaths(Clock())
-    request = deaths.of_request("a", b"prompt")
-    request.add("w1")
-    request.survived()
-    request.add("w2")
-    assert deaths.count == 2
-
-
-def kill_two(deaths: WorkerDeaths, *prompts: bytes) -> None:
-    """The rounds run on two workers, one after the other, and both die."""
-    for prompt in prompts:
-        request = deaths.of_request(f"id of {prompt.decode()}", prompt)
-        request.add("w1")
-        with pytest.raises(RoundRefusedError, match="workers died 2 times"):
-            request.add("w2")
-
-
-def test_requests_that_share_their_deaths_are_tried_again_after_a_pause() -> None:
-    clock = Clock()
-    deaths = WorkerDeaths(clock)
-    kill_two(deaths, b"deadly", b"innocent")
-    with pytest.raises(RoundRefusedError, match=r"this request and others; retry after 10 s") as refused:
-        deaths.of_request("sent again", b"innocent").check()
-    assert refused.value.status == 503
-    with pytest.raises(RoundRefusedError, match="it is not tried again"):
-        deaths.of_request("id of innocent", b"innocent").check()  # the same request, not a new one
-    clock.now_s = SHARED_PAUSE_S
-    innocent = deaths.of_request("sent again", b"innocent")
-    innocent.check()
-    innocent.survived()
-    with pytest.raises(RoundRefusedError, match="it is not tried again"):
-        deaths.of_request("sent again", b"deadly").check()  # it is left alone
-
-
-def test_a_request_that_ends_a_third_worker_is_left_alone_with_it() -> None:
-    clock = Clock()
-    deaths = WorkerDeaths(clock)
-    kill_two(deaths, b"deadly", b"innocent")
-    clock.now_s = SHARED_PAUSE_S
-    deadly = deaths.of_request("sent again", b"deadly")
-    deadly.check()
-    with pytest.raises(RoundRefusedError, match="workers died 3 times"):
-        deadly.add("w3")
-    # The innocent one has lost fewer workers, so that the deadly one is left alone with its third death.
-    clock.now_s += SHARED_PAUSE_S
-    with pytest.raises(RoundRefusedError, match="it is not tried again"):
-        deaths.of_request("once more", b"deadly").check()
-    deaths.of_request("once more", b"innocent").check()
-
-
-def test_each_further_shared_death_doubles_the_pause() -> None:
-    clock = Clock()
-    deaths = WorkerDeaths(clock)
-    kill_two(deaths, b"deadly", b"innocent")
-    clock.now_s = SHARED_PAUSE_S
-    for prompt in (b"deadly", b"innocent"):
-        with pytest.raises(RoundRefusedError, match="workers died 3 times"):
-            deaths.of_request(f"{prompt.decode()} again", prompt).add("w3")
-    clock.now_s += 2 * SHARED_PAUSE_S - 1
-    with pytest.raises(RoundRefusedError, match="retry after 1 s"):
-        deaths.of_request("once more", b"innocent").check()
-    clock.now_s += 1
-    deaths.of_request("once more", b"innocent").check()
-
-
-def test_a_request_that_another_coordinator_serves_is_innocent_everywhere() -> None:
-    coordinators: list[WorkerDeaths] = []
-
-    def tell(news: DeathNews) -> None:
-        for each in coordinators:
-            each.announced(news)
-
-    coordinators += [WorkerDeaths(Clock(), tell) for _ in range(2)]
-    first, second = (each.of_request("r", b"prompt") for each in coordinators)
-    first.add("w1")
-    assert [len(each) for each in coordinators] == [2, 2]
-    second.survived()
-    assert [len(each) for each in coordinators] == [0, 0]
-    second.survived()
-
-
-def test_a_death_under_many_rounds_of_another_coordinator_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    deaths = WorkerDeaths(Clock())
-    for worker in ("w1", "w2"):
-        for number in range(5):
-            deaths.announced(WorkerDied(worker, (f"id {number}", f"prompt {number}")))
-    assert [record.getMessage().split()[1] for record in caplog.records] == ["w1", "w2"]
-    assert deaths.most(("id 3",)) == 2
+        await deaths.add(died("w2"))
+    assert not await lab.is_refused(deaths)

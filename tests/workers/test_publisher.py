@@ -10,7 +10,7 @@ import pytest
 from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.overlay import QUEUE_GRACE_S
-from ampd.state.store import RoleAssigned, StateStore
+from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually
@@ -97,6 +97,40 @@ class SlowStore(MemoryStore):
         await asyncio.sleep(0.2)
         self.reported.append(list(task_ids))
         await super().finish_tasks(worker_id, task_ids)
+
+
+def test_a_late_publication_is_noticed_until_that_has_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        clock = asyncio.get_running_loop().time
+        state = MemoryState(clock)
+        times_s: list[float] = []
+        lost_s: list[float] = []
+
+        async def on_return() -> None:
+            times_s.append(clock())
+            if lost_s:
+                raise StateUnavailableError(f"lost {lost_s.pop():g} s ago")
+
+        changes = PendingChanges()
+        publisher = Publisher(
+            MemoryStore(state, clock), "w1", Station().view, changes, lease_s=3.0, on_return=on_return
+        )
+        await publisher.start()
+        await asyncio.sleep(10.0)
+        assert len(times_s) == 1, "its start"
+        lost_s.append(0.0)
+        state.lose()
+        await asyncio.sleep(10.0)
+        state.restore()
+        await asyncio.sleep(10.0)
+        assert len(times_s) == 3, "once more after the failure"
+        await publisher.retire()
+        publisher.resume()
+        await asyncio.sleep(10.0)
+        assert len(times_s) == 4
+        await publisher.retire()
+
+    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes")
 
 
 def test_a_slow_store_opens_no_gap_between_two_renewals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,6 +48,18 @@ async def test_a_session_that_goes_on_is_not_released() -> None:
     assert kv.released == []
 
 
+async def test_a_session_goes_with_its_last_round() -> None:
+    sessions, kv, _ = releaser()
+    async with sessions.round("s"):
+        async with sessions.round("s", is_last=True):
+            pass
+        assert kv.released == []
+    assert kv.released == ["s"]
+    async with sessions.round("again", is_last=True), sessions.round("again"):
+        pass
+    assert kv.released == ["s"]
+
+
 async def test_idle_sessions_go_after_the_ttl_and_running_ones_stay() -> None:
     sessions, kv, clock = releaser(ttl_s=10)
     async with sessions.round("old"):

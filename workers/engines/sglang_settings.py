@@ -56,8 +56,8 @@ class SglangSettings(Settings):
         None,
         gt=0,
         lt=1,
-        description="Part of the GPU's memory for weights and KV, or of the machine's without a GPU; default: SGLang's "
-        "own choice, 0.2 without a GPU.",
+        description="Part of the GPU's memory for weights and KV (without a GPU, of the machine's); "
+        "default: SGLang's own choice, 0.2 without a GPU.",
     )
     max_total_tokens: int | None = Field(
         None, ge=1, description="KV memory in tokens; default: what fits on a GPU, 65536 on the CPU."
@@ -71,11 +71,11 @@ class SglangSettings(Settings):
     )
     kv_checksums: Literal["off", "reads"] = Field(
         "reads",
-        description="Which pages are verified by a checksum: off (none), reads (those read from another worker).",
+        description="Pages that are verified by a checksum: off (none), reads (from other workers).",
     )
     allow_untested: bool = Field(
         False,
-        description="Run page sizes, degrees, KV types and pairs of KV pools with which the KV store was never tried.",
+        description="Run page sizes, degrees and KV types with which the KV store was never tried.",
     )
     engine_args: str = Field("{}", description="Further SGLang engine arguments, as a JSON object; they win.")
 

@@ -16,7 +16,7 @@ from ampd.cli.doctor.shared_state import judge_state, read_state
 from ampd.cli.serve.devices import FoundGpu, found_gpus
 from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName
 from ampd.graph_settings import GraphSettings
-from ampd.perf.presets import NAMES, load_performance_model, profile_names
+from ampd.perf.presets import load_performance_model, profile_names
 from ampd.settings import Settings, parse_settings
 from workers.kv.store_memory import available_bytes
 
@@ -29,20 +29,16 @@ class DoctorSettings(Settings):
     engine: EngineName = Field(EngineName.SGLANG, description="Engine of the workers.")
     model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`.")
     tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
-    perf: str | None = Field(
-        None, description=f"Performance model of the graph: {NAMES}; default: as `ampd serve` takes it."
-    )
+    perf: str | None = Field(None, description="Performance model of the graph; default: as `ampd serve` takes it.")
     namespace: str = Field(
         GraphSettings.model_fields["namespace"].default,
         validation_alias="dyn_namespace",
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
-        description="Dynamo namespace of the graph: the key that is written to the shared state to try it begins "
-        "with it.",
+        description="Dynamo namespace of the graph, with which the key begins that tries the shared state.",
     )
     state_url: str = Field(
         EMBEDDED,
-        description="Shared state to check: redis://, rediss:// or unix://; `embedded` checks the Redis that `ampd "
-        "serve` would start.",
+        description="Shared state to check; `embedded` checks the Redis that `ampd serve` would start.",
     )
     as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
 

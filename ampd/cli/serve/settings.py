@@ -34,20 +34,17 @@ class ServeSettings(GraphSettings):
     prefill: int | None = Field(None, ge=0, le=64, description="Number of prefill workers; default: 1, with --mixed 0.")
     decode: int | None = Field(None, ge=0, le=64, description="Number of decode workers; default: 1, with --mixed 0.")
     mixed: int = Field(
-        0, ge=0, le=64, description="Number of mixed workers, which own sessions and also prefill for other workers."
+        0, ge=0, le=64, description="Number of mixed workers, which own sessions and also prefill for others."
     )
     coordinators: int = Field(1, ge=1, le=16, description="Number of coordinator replicas.")
     engine: EngineName = Field(
         EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
     )
-    model: str = Field(
-        TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama that is created locally."
-    )
+    model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama.")
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(
         defaults.ROUTING,
-        description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter. "
-        "docs/policies.md lists the policies of all kinds.",
+        description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter.",
     )
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
@@ -58,20 +55,19 @@ class ServeSettings(GraphSettings):
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles while they serve.")
     host: str = Field(
         "127.0.0.1",
-        description="Address that the frontend listens on. The other traffic of the graph stays on loopback whatever "
-        "the address.",
+        description="Address that the frontend listens on. The other traffic of the graph stays on loopback.",
     )
     metrics_host: str = Field(
         "127.0.0.1",
-        description="Address of the ports for metrics of workers and coordinators. Everybody who reaches a "
-        "coordinator's can also list and end sessions there.",
+        description="Address of the metrics ports of workers and coordinators. A coordinator's can also "
+        "list and end sessions.",
     )
     port: int = Field(8000, ge=0, le=65535, description="Port that the frontend listens on; 0 picks a free one.")
     status_relay: bool = Field(
         True,
-        description="Put a relay before the frontend that adds `Retry-After` to refusals, names the sessions of "
-        "threads and agents, and bounds what clients may send. Each token passes one more process, and the relay has "
-        "neither TLS nor HTTP/2.",
+        description="Put a relay before the frontend that adds `Retry-After` to refusals, names the "
+        "sessions of threads and agents, and bounds what clients may send. It has neither TLS "
+        "nor HTTP/2.",
     )
     state_url: str = Field(
         EMBEDDED,
@@ -89,7 +85,7 @@ class ServeSettings(GraphSettings):
     )
     replies: Path | None = Field(
         None,
-        description="Scripted replies for the modelled engine (JSON lines, one reply per turn), to rehearse an agent.",
+        description="Scripted replies for the modelled engine (JSON lines, one reply per turn).",
     )
     worker_args: str = Field(
         "", description="Further flags for every worker, as one string (python -m workers --help)."
@@ -97,7 +93,7 @@ class ServeSettings(GraphSettings):
     router_args: str = Field("", description="Further flags for every coordinator (python -m router --help).")
     log_dir: str | None = Field(None, description="Folder for the processes' logs; default: a temporary one.")
     metrics: bool = Field(
-        True, description="Give every process a port for its metrics; metrics.json among the logs lists them."
+        True, description="Give every process a port for its metrics, listed in metrics.json among the logs."
     )
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 

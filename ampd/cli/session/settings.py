@@ -8,8 +8,8 @@ from pydantic_settings import CliPositionalArg
 from ampd.settings import Settings
 
 _URL = (
-    "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process (in a "
-    "coordinator's container), else those of the `ampd serve` on this machine."
+    "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process, else "
+    "those of the `ampd serve` on this machine."
 )
 _JSON = "Print the coordinator's answer as JSON."
 
@@ -39,6 +39,5 @@ class EndSettings(ShowSettings):
 
     tenant: str = Field(
         "",
-        description="Tenant of the session (x-tenant-id), if it has one. A name of 32 digits needs it too, if another "
-        "coordinator served the last round: otherwise the session counts against its tenant's limit until its TTL.",
+        description="Tenant of the session (x-tenant-id), if it has one, also with a name of 32 digits.",
     )

@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from ampd.graph_settings import GraphSettings
-from ampd.perf.presets import NAMES, profile_names
+from ampd.perf.presets import profile_names
 from ampd.settings import Settings
 
 
@@ -24,8 +24,8 @@ class TopSettings(Settings):
     )
     state_url: str | None = Field(
         None,
-        description="The graph's shared state: redis://, rediss:// (TLS) or unix://, credentials in it; default: the "
-        f"`ampd serve` that runs on this machine, else {GraphSettings.model_fields['state_url'].default}.",
+        description="The graph's shared state; default: that of the "
+        f"`ampd serve` found here, else {GraphSettings.model_fields['state_url'].default}.",
     )
     interval_s: float = Field(1.0, ge=0.1, description="Seconds between two reads.")
     once: bool = Field(False, description="Read once, print and end.")
@@ -36,6 +36,6 @@ class TopSettings(Settings):
     )
     perf: str | None = Field(
         None,
-        description=f"Performance model, to predict the waiting time of each queue: {NAMES}; default: that of the "
+        description="Performance model, to predict the waiting time of each queue; default: that of the "
         "`ampd serve` found here, else none.",
     )

@@ -15,15 +15,11 @@ class LeastKv(Policy):
     Reads: each decode worker's used and total KV memory (of its KV store, or of its device without one), its
     longest context, how many sessions it holds, and how much of the prompt it holds for other sessions.
 
-    Order: workers whose free KV memory and context length take the whole prompt come first; among those the fewest KV
-    tokens in use with the prompt in it; then the fewest sessions held. Of equal workers it takes a random one, so that
-    several coordinators with the same view do not all choose the same worker.
+    Order: workers whose free KV memory and context length take the whole prompt come first; among those the fewest
+    KV tokens in use with the prompt in it; then the fewest sessions held. Of equal workers it takes a random one.
 
-    Limits: it counts tokens and not shares, so more memory alone does not make a worker preferred. The memory that
-    already bound sessions will still need does not count. So sessions that are bound between two views of a worker can
-    all go to the emptiest one. A total of 0 counts as unknown and fits everything. The tokens of a shared prefix count
-    like any others. So a worker without the prefix gets the session as soon as it has fewer tokens in use, by at least
-    the length of the prefix. From then on it holds the prefix too.
+    Limits: it counts tokens and not shares. The memory that bound sessions will still need does not count, so
+    sessions that are bound between two views of a worker can all go to the emptiest one.
 
     Example: `--binding least-kv`
     """

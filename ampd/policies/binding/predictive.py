@@ -13,20 +13,22 @@ from ampd.types import WorkerView
 class PredictiveBinding(Policy):
     """Bind a session to the decode worker that is predicted to be the least loaded with it, in time and in memory.
 
-    Reads: decode batch and its context, queue, used and total KV memory and longest context of every decode worker; the
-    prompt, and how much of it each of them holds for other sessions; the targets; prefill and step times of the
+    Reads: decode batch and its context, queue, used and total KV memory and longest context of every decode worker;
+    the prompt, and how much of it each of them holds for other sessions; the targets; prefill and step times of the
     performance model.
 
-    Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the worker with
-    the least sum of three shares is chosen. The first is the modelled step of the batch with the session in it, as a
-    share of the ITL target. The second is the time of the queued local prefills, as a share of the TTFT target. The
-    third is the KV memory in use with the session in it, as a share of the whole. That memory is the worker's KV store,
-    or the device's without one. The part of the prompt that the worker holds for other sessions needs no memory, and
-    the prefill time that it saves is taken off the sum. Of equal workers it takes a random one. Shares make workers of
-    different sizes comparable, where `least-kv` counts tokens.
+    Rule: workers whose free KV memory and context length take the whole prompt come first. Among them the worker
+    with the least sum of three shares is chosen:
+
+    1. the modelled step of the batch with the session in it, as a share of the ITL target;
+    2. the time of the queued local prefills, as a share of the TTFT target;
+    3. the KV memory in use with the session in it, as a share of the whole.
+
+    The part of the prompt that the worker holds for other sessions needs no memory, and the prefill time that it
+    saves is taken off the sum. Of equal workers it takes a random one.
 
     Limits: it decides once per session, and how long a session will grow is not known. Between two rounds a session
-    counts with its memory and not with its time, because the time of its next round is not known.
+    counts with its memory only.
 
     Example: `--binding predictive`
     """

@@ -15,25 +15,21 @@ _HEAD = Run(0)
 
 @register("ordering", "ampd")
 class AmpdOrdering(Policy):
-    """The paper's rule (its Algorithm 2), and not what AMPD does by default: look for the ordering of the next `window`
-    tasks in which most of them meet their TTFT target, and run its first task.
+    """The paper's rule (its Algorithm 2), and not what AMPD does by default: look for the ordering of the next
+    `window` tasks in which most of them meet their TTFT target, and run its first task.
 
-    Reads: history, increment, arrival, TTFT target and postponements of the first `window` tasks; prefill times of the
-    performance model, one call for each of those tasks.
+    Reads: history, increment, arrival, TTFT target and postponements of the first `window` tasks; prefill times of
+    the performance model, one call for each of those tasks.
 
-    Rule: over all orderings of the window, the k-th task completes after the sum of the modelled prefill times up to
-    it. It is on time if this sum plus the time that it has waited is at most its TTFT target. Several orderings may
-    have the most tasks on time. Of these the one closest to arrival order (the lexicographically first) counts, and its
-    first task runs. A queue without pressure therefore stays in order of arrival.
+    Rule: in an ordering of the window, the k-th task completes after the sum of the modelled prefill times up to
+    it. It is on time if this sum plus the time that it has waited is at most its TTFT target. Of the orderings with
+    the most tasks on time, the one closest to arrival order counts.
 
-    A task is postponed when a later task of the queue runs before it, and each pick counts once. A task that has been
-    postponed `window` times may not be overtaken any more. A pick overtakes all tasks before it together, so along a
-    queue the counts never grow, and the tasks at the limit are its first ones. If a task of the
-    window is at the limit, the head of the queue runs.
+    A task is postponed when a later task of the queue runs before it. A task that has been postponed `window` times
+    may not be overtaken any more: if one is in the window, the head of the queue runs.
 
-    Limits: exact for any window (Moore-Hodgson, not enumeration), up to the rounding of sums of floats. Tasks behind
-    the window and tasks that will still arrive do not count. Only the limit ends the wait of a task that can no longer
-    be on time.
+    Limits: exact for any window (Moore-Hodgson), up to the rounding of floats. Tasks behind the window do not
+    count.
 
     Example: `--ordering ampd`
     """

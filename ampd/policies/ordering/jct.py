@@ -14,18 +14,14 @@ from ampd.policies.registry import Policy, register
 class JctOrdering(Policy):
     """Run the task with the fewest tokens to compute, where a task counts as smaller the longer it has waited.
 
-    After the prefill-only optimisations of vLLM's disaggregated path: job completion time is taken to be proportional
-    to the tokens of the prompt whose KV is missing.
+    After the prefill-only optimisations of vLLM's disaggregated path.
 
     Reads: increment and arrival of every task in the queue.
 
-    Rule: the task with the least increment - `ageing_tokens_per_s` * waited runs; of equal ones the first to arrive. A
-    task of c tokens is therefore only overtaken by tasks that came less than c / `ageing_tokens_per_s` seconds after
-    it. Infinite ageing would be order of arrival. With 0 it is shortest first, and tasks may starve.
+    Rule: the task with the least increment - `ageing_tokens_per_s` * waited runs; of equal ones the first to
+    arrive. With 0 it is shortest first, and tasks may starve.
 
-    Limits: targets do not count, nor does the time that attention over the history and reading it take. The tokens to
-    compute are those that the coordinator counted when it routed the round. A cache that changes while the task waits
-    does not change its place.
+    Limits: targets do not count, nor does the time that attention over the history and reading it take.
 
     Example: `--ordering jct`, `--ordering "jct(ageing_tokens_per_s=500)"`
     """

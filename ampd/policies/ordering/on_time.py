@@ -26,24 +26,17 @@ class OnTimeOrdering(Expectations):
     Rule:
 
     1. A prefill that would be late even if it ran alone and at once is hopeless. The others are sorted by deadline.
-       Whenever a prefill would be late, the prefill that frees the most time for the least weight is given up for now
-       (Moore-Hodgson, exact for equal weights). Of the prefills that are kept, the one that is due first runs. The
-       first 128 that are not hopeless count, because hopeless prefills pile up at the head of a queue and must not hide
-       the others.
-    2. A prefill of a session that has missed a target before weighs `missed_weight`. A session counts only if all of
-       its rounds are on time, so a further miss costs least in a session that has missed one already.
+       Whenever a prefill would be late, the prefill that frees the most time for the least weight is given up for
+       now (Moore-Hodgson, exact for equal weights). Of the prefills that are kept, the one that is due first runs.
+    2. A prefill of a session that has missed a target before weighs `missed_weight`, because a session counts only
+       if all of its rounds are on time.
     3. The prefills that are due next go along in the same pass, as long as it takes no longer than three shortest
-       passes and makes no prefill late. A short pass spends most of its time on reading the model's weights,
-       and prefills in one pass share that time.
-    4. Hopeless prefills run when no other prefill waits, the shortest of the first 128 before the others. A share of
-       `late_share` of all picks takes the oldest of them, so that they end under a steady load too.
+       passes and makes no prefill late.
+    4. Hopeless prefills run when no other prefill waits, the shortest first. A share of `late_share` of all picks
+       takes the oldest of them, so that they end under a steady load too.
 
-    Together with a slicing policy, the ordering picks again after each slice. An urgent prefill therefore overtakes a
-    long one, and a hopeless one blocks no other.
-
-    Limits: in a lasting overload hopeless rounds wait long, because they get only `late_share` of the picks. Times are
-    as good as the model; `headroom` keeps a part of the target for its error. The share of a decode worker's time that
-    the decode batch takes does not count.
+    Limits: in a lasting overload hopeless rounds wait long. Times are as good as the model; `headroom` keeps a part
+    of the target for its error. The share of a decode worker's time that the decode batch takes does not count.
 
     Example: `--ordering on-time`
     """
@@ -90,12 +83,11 @@ class OnTimeOrdering(Expectations):
     def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
         """(those that can be on time, positions of those that cannot), in order of the queue."""
         model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
-        weighing = self.weighing()
-        headroom, window = weighing.headroom, self.WINDOW
+        weighing, window = self.weighing(), self.WINDOW
         jobs: list[Job] = []
         hopeless: list[int] = []
         for position, task in enumerate(situation.queue):
-            if headroom * task.slo.ttft_s - (now_s - task.arrival_s) <= 0.0:  # `left_s`, without its call
+            if weighing.left_s(task, now_s) <= 0.0:
                 hopeless.append(position)
                 continue
             time_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)

@@ -22,30 +22,26 @@ class PredictivePools(Policy):
     steps have room again.
 
     Reads: role, queue, decode batch and its context, KV memory of all workers; prefill and step times of the
-    performance model; the targets. No windows of measured ITL: the slicing `slack` spends on prefills what the target
-    leaves over, so a measured ITL near its target does not show the load.
+    performance model; the targets. The slicing `slack` spends on prefills what the ITL target leaves over, so the
+    measured ITL does not show the load.
 
     Rule: at most one worker changes, and none within 5 s of the last change.
 
     1. `itl-short`: the mean over the decode workers of the modelled step of their batch is above 60 % of the ITL
-       target. The prefill worker with the least queued work becomes a decode worker, even the last one. A decode worker
-       prefills its own sessions in slices, so only the separation is lost. The same change is made if there is no
-       decode worker.
-    2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of work
-       queued, and one decode worker fewer would still hold the decode batches, with steps below 35 % of the target.
-       The decode worker with the smallest batch becomes a prefill worker. Its sessions move before their next rounds,
-       where that pays (`--moves needed`). One of the decode workers with the most KV memory remains, because a session
-       may fit on no other.
+       target, or there is no decode worker. The prefill worker with the least queued work becomes a decode worker,
+       even the last one.
+    2. `ttft-short`: every prefill worker (without any: every decode worker) has more than half a TTFT target of
+       work queued, and one decode worker fewer would still hold the decode batches, with steps below 35 % of the
+       target. The decode worker with the smallest batch becomes a prefill worker. One of the decode workers with
+       the most KV memory remains.
     3. Memory: with more than 80 % of the decode workers' KV memory in use, a prefill worker becomes a decode worker
-       (`kv-short`), because a session that loses its KV computes its whole context again. No decode worker becomes a
-       prefill worker if the KV that is held would take more than 40 % of the memory that remains, because sessions
-       grow.
+       (`kv-short`). No decode worker becomes a prefill worker if the KV that is held would take more than 40 % of
+       the memory that remains.
 
-    A mixed worker counts as a decode worker that is there to stay or to become a prefill worker, and in rule 2 also as
-    a prefill worker. No worker becomes mixed.
+    A mixed worker counts as a decode worker, and in rule 2 also as a prefill worker. No worker becomes mixed.
 
-    Limits: a new owner gets the sessions to come, and those that leave a full memory (`--moves needed`). The others
-    stay where they are bound. One change in 5 s is too slow for a burst of seconds; the routing answers such bursts.
+    Limits: a new owner gets the sessions to come, and those that leave a full memory (`--moves needed`). One change
+    in 5 s is too slow for a burst of seconds; the routing answers such bursts.
 
     Example: `--pools predictive`
     """

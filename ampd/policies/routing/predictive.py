@@ -18,20 +18,15 @@ from ampd.policies.estimates import (
     history_read_s,
     local,
     prefill_share,
+    queue_times,
     queued_in_passes_s,
     step_with_s,
 )
 from ampd.policies.expectations import Expectations, Weighing
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.passes import shortest_pass_s
-from ampd.policies.queue_work import work_of
 from ampd.policies.registry import register
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
-
-# Python looks a member of an enumeration up at each use.
-_LOCAL: Final = Route.LOCAL
-_REMOTE: Final = Route.REMOTE
-_MIXED: Final = Role.MIXED
 
 _ON_TIME: Final = "on-time"
 _UNKNOWN: Final = -1.0
@@ -66,42 +61,30 @@ class PredictiveRouting(Expectations):
     """Prefill where the round is predicted to end first, among the workers where it makes no other round late.
 
     Reads: queue, held tokens of the session, shared prefixes and longest context of every prefill worker; queue,
-    decode batch and its context, windowed ITL of the session's decode worker and of mixed workers; the round's SLO; all
-    times of the performance model. No windowed TTFT, because in a burst completed rounds describe the past, and the
-    queues describe the present.
+    decode batch and its context, windowed ITL of the session's decode worker and of mixed workers; the round's SLO;
+    all times of the performance model.
 
     Rule:
 
-    1. Every prefill worker that is not mixed offers a time: work in its queue + reading the history that it lacks + the
-       prefill. The part of the prompt that it holds for other sessions is neither read nor computed. If a worker still
-       has a decode batch, from its time as a decode worker, the prefill takes longer there, as in 2.
-    2. The decode worker offers the time that its batch leaves over for prefills. A step that takes `step` of a target
-       of `itl` leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill, so queue and prefill take that
-       much longer. Load that the model does not see (hand-overs of rounds that were prefilled elsewhere, bursts) shows
-       in the measured ITL: from half of the target on, the share shrinks in proportion, to nothing at the target. Below
-       `least_share` the worker offers nothing, except for a short prefill. A prefill elsewhere ends in a pass of its
-       own here, the hand-over, which pauses the batch as long as the shortest prefill. So leaving saves the batch only
-       the rest of the prefill, and `least_share` shrinks to that part: by a half if the prefill takes two such passes.
-       While every other worker is mixed or, just after a change of roles, still has a decode batch, this one offers in
-       any case, with `least_share` of its time at least: leaving would not take the prefill to a worker that is free.
+    1. Every prefill worker that is not mixed offers a time: work in its queue + reading the history that it lacks +
+       the prefill. The part of the prompt that it holds for other sessions is neither read nor computed.
+    2. The decode worker offers the time that its batch leaves over. A step that takes `step` of a target of `itl`
+       leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill. From half of the ITL target on, the
+       measured ITL shrinks this share, to nothing at the target. Below `least_share` the worker offers nothing,
+       except for a short prefill: a prefill elsewhere ends in a pass here (the hand-over) that pauses the batch as
+       long as the shortest prefill, so leaving saves the batch little.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
-       time there, this one included, would have to be given up. The earliest offer without a loss takes the round
-       (`on-time`), else the one with the least loss (`fewest-late`). A round that no offer can serve in time goes where
-       it ends first (`hopeless`), and runs there in the time that is left over.
-    4. A mixed worker has a batch of its own, which stays. A prefill that leaves for it pauses that batch instead of the
-       owner's, and the owner's for the hand-over. So mixed workers are asked only if a round becomes late in 3, and
-       would become late at the owner even if its batch took no more time than the model says. They offer times as the
-       decode worker does in 2, without the exception for short prefills, and the earliest offer without a loss takes
-       the round.
+       time there would have to be given up. The earliest offer without a loss takes the round (`on-time`), else the
+       one with the least loss (`fewest-late`). A round that no offer can serve in time goes where it ends first
+       (`hopeless`).
+    4. Mixed workers have a batch of their own to pause. They are asked only if a round becomes late in 3 and at the
+       owner.
 
-    The record holds the best offer of each route that was asked for. Without a prefill worker that can take the prompt:
-    local, `no-prefill-worker`.
+    Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
-    Limits: it is as good as the performance model, and as the views are fresh. Replicas with the same old view choose
-    the same worker, which `spread` softens. It counts on the slicing `slack` and the ordering `on-time`: with whole
-    prefills a local route stalls the batch. Mixed workers alone carry about what co-located ones carry, also where a
-    split of roles would carry more. That a round ends earlier is no reason to leave for a mixed worker, so its TTFT may
-    be longer than it could be, up to its target.
+    Limits: it is as good as the performance model, and as the views are fresh. It counts on the slicing `slack` and
+    the ordering `on-time`: with whole prefills a local route stalls the batch. Mixed workers alone carry about what
+    co-located ones carry, also where a split of roles would carry more.
 
     Example: `--routing predictive`, with `--ordering on-time` and `--slicing slack`
     """
@@ -126,8 +109,8 @@ class PredictiveRouting(Expectations):
             return local(decode, NO_PREFILL_WORKER)
         own_id, least_share, fade = decode.worker_id, self.least_share, self.FADE
         others = [worker for worker in workers if worker.worker_id != own_id]
-        mixed = [worker for worker in others if worker.role is _MIXED]
-        prefill = [worker for worker in others if worker.role is not _MIXED] if mixed else others
+        mixed = [worker for worker in others if worker.role is Role.MIXED]
+        prefill = [worker for worker in others if worker.role is not Role.MIXED] if mixed else others
         offers = [_remote(situation, worker, least_share, fade) for worker in prefill]
         are_free = not others or any(not worker.decode_batch for worker in prefill)
         here = _local(situation, least_share, fade, are_free)
@@ -164,7 +147,7 @@ def _local(situation: RoutingSituation, least_share: float, fade: float, are_fre
     queue_s = queued_in_passes_s(decode, model) * stretch
     transfer_s = history_read_s(situation, decode)
     total_s = queue_s + transfer_s + prefill_s
-    return RouteOffer(decode, _LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
+    return RouteOffer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
 
 def _remote(situation: RoutingSituation, worker: WorkerView, least_share: float, fade: float) -> RouteOffer:
@@ -193,7 +176,7 @@ def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) 
     prefill_s = model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, target) * stretch
     queue_s = queued_in_passes_s(worker, model) * stretch
     total_s = queue_s + transfer_s + prefill_s
-    offer = RouteOffer(worker, _REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
+    offer = RouteOffer(worker, Route.REMOTE, total_s, prefill_s, queue_s, transfer_s, stretch)
     if known is not None:
         known[worker.worker_id] = offer
     return offer
@@ -243,7 +226,8 @@ def _is_late_here(situation: RoutingSituation, least_share: float, weighing: Wei
 def _loss(situation: RoutingSituation, offer: RouteOffer, weighing: Weighing) -> float:
     """Weight of the rounds now on time at a worker that this round would make late there."""
     now_s = situation.now_s
-    jobs = weighing.on_time(work_of(offer.worker, situation.model).not_over(now_s), offer.stretch, now_s)
+    times_s = queue_times(offer.worker, situation.model).listed_s
+    jobs = weighing.on_time(offer.worker.queue, times_s, offer.stretch, now_s)
     if not jobs:
         return 0.0
     own = weighing.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)

@@ -20,39 +20,29 @@ class SlackSlicing(Policy):
     """Slice prefills so that they do not push a decoding round over its mean ITL target, as the performance model
     predicts it, and never block a short prefill behind a long one.
 
-    Reads: history and increment of the task, its TTFT target; tokens, time and ITL target of every round that decodes
-    here; prefill and step times of the performance model.
+    Reads: history and increment of the task, its TTFT target; tokens, time and ITL target of every round that
+    decodes here; prefill and step times of the performance model.
 
     Rule:
 
     1. A running round has n tokens out, the first of them e seconds ago. It can be paused for `0.92 * itl * n - e -
-       step` seconds and still meet its mean ITL at its next token. One further token is expected of the round. It adds
-       the part of the target that a step leaves over. The shortest of these pauses is the budget of the batch now. A
-       slice is the most tokens whose prefill fits into the budget.
-    2. A slice takes at least two shortest passes, because shorter ones spend their time on reading the model's weights.
-       While the budget is smaller, the batch decodes until it is large enough. A prefill that has waited for 10 TTFT
-       targets waits no longer, because the budget may never be large enough where rounds keep joining. After a quarter
-       of its TTFT target, a prefill waits no longer for rounds with a tighter ITL target than its own. Such a target
-       may be so close to the time of a step that the round never saves enough.
-    3. The batch does not wait for a round whose target is lost. Such a round could make up for its delay only in more
-       than 64 further tokens, or never, because a step alone takes longer than its target.
-    4. With or without a batch no slice takes longer than `quantum` of the TTFT target, or than 5 shortest passes if
-       that is more. Between two slices the ordering chooses again, so a new round waits that long at most. The least
-       slice may be longer.
+       step` seconds, and the part of the target that one further step leaves over, and still meet its mean ITL. The
+       shortest of these pauses is the budget of the batch. A slice is the most tokens whose prefill fits into it.
+    2. A slice takes at least two shortest passes. While the budget is smaller, the batch decodes, but no prefill
+       waits for longer than 10 TTFT targets, and after a quarter of its own target none waits for rounds with a
+       tighter ITL target than its own.
+    3. The batch does not wait for a round whose target is lost: it could make up for its delay only in more than 64
+       further tokens, or never.
+    4. No slice takes longer than `quantum` of the TTFT target, or than 5 shortest passes if that is more. Between
+       two slices the ordering chooses again.
 
-    With `mixes` the batch does not pause. The engine asks for a slice before each pass, and the pass is a step too:
+    With `mixes` the batch does not pause. The engine asks for a slice before each pass, and the pass is a step too.
+    The budget is then larger by the time of a step without contexts, because a pass reads the weights once. A slice
+    has a page at least. Only if not even a tenth of the shortest pass fits, the step comes alone. The ordering
+    chooses again after a turn of several passes, which would take as long as 4 allows if they were one.
 
-    1. The budget is larger by the time of a step without contexts, which mostly reads the weights, because a pass reads
-       them once. No further token is counted on: the next pass asks again. With a large batch much of this time is
-       computation. Then a pass takes longer than the budget, by up to a half with 150 rounds, and the next ones are
-       smaller. To count the rows of the batch as tokens of the pass loses more prefills than it saves rounds.
-    2. A slice has a page at least. Only if not even a tenth of the shortest pass fits, the step comes alone.
-    3. As above.
-    4. The ordering chooses again after a turn of several passes, which would take as long as 4 allows if they were one.
-
-    Limits: each slice costs the fixed time of a pass. The length of a round is not known, so only one token beyond the
-    next is counted on. This protects rounds that end soon. But a round that could make up for a longer pause later gets
-    no longer pause.
+    Limits: each slice costs the fixed time of a pass. The length of a round is not known, so only one token beyond
+    the next is counted on. With `mixes` and a large batch a pass may take half longer than the budget.
 
     Example: `--slicing slack`
     """

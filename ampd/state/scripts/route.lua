@@ -1,11 +1,17 @@
 -- Write or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
 -- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
--- KEYS: session, queue, live sessions of the graph, live sessions of the tenant, tenant of the session
+-- KEYS: session, queue, live sessions of the graph, live sessions of the tenant, tenant of the session, whether the
+--   prompt is refused
 -- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, event, queue TTL ms,
 --   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant,
---   name of the tenant in live sessions ('': that of sessions without a tenant)
+--   name of the tenant in live sessions ('': that of sessions without a tenant), TTL ms of the binding if the round ends
+--   its session ('': it does not)
 -- Returns {1 if accepted, epoch, worker id} of the binding that holds; {-1, 0, ''} or {-2, 0, ''} if the session is new
--- and the graph or the tenant has its most sessions.
+-- and the graph or the tenant has its most sessions; {-3, deaths, ''} if workers died under the prompt.
+local deaths = redis.call('GET', KEYS[6])
+if deaths then
+  return {-3, tonumber(deaths), ''}
+end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 local now = string.format('%.0f', now_ms)
@@ -33,14 +39,15 @@ elseif epoch == 0 then
   epoch = 1
   ttl = ARGV[10]
 end
+if ARGV[14] ~= '' then
+  ttl = ARGV[14]
+end
 -- The first write must be one that needs memory, because a full Redis refuses a script at its first write only.
 redis.call('SET', KEYS[1], string.format('%.0f', epoch) .. ' ' .. ARGV[1], 'PX', ttl)
 for i = 3, 4 do
   redis.call('ZREMRANGEBYSCORE', KEYS[i], '-inf', now)
   redis.call('ZADD', KEYS[i], string.format('%.0f', now_ms + tonumber(ttl)), ARGV[9])
-  if redis.call('PTTL', KEYS[i]) < tonumber(ttl) then
-    redis.call('PEXPIRE', KEYS[i], ttl)
-  end
+  redis.call('PEXPIREAT', KEYS[i], redis.call('ZRANGE', KEYS[i], -1, -1, 'WITHSCORES')[2])
 end
 if ARGV[13] ~= '' then
   redis.call('SET', KEYS[5], ARGV[13], 'PX', ttl)

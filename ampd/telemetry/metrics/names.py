@@ -100,24 +100,22 @@ OTHER = "other"
 TTFT = _histogram(
     "ampd_time_to_first_token_seconds",
     _COORDINATOR,
-    "Time from a round's arrival at the coordinator to its first token, by prefill (initial: the round bound its "
-    "session) and by route.",
+    "Time from a round's arrival at the coordinator to its first token. Initial: the round bound its session.",
     {"prefill": PREFILLS, "route": ROUTE_NAMES},
     TTFT_BUCKETS_S,
 )
 ITL = _histogram(
     "ampd_inter_token_latency_seconds",
     _COORDINATOR,
-    "Mean time between the output tokens of a round, one observation per round: what the ITL target is compared with.",
+    "Mean time between the output tokens of a round, one observation per round.",
     buckets=ITL_BUCKETS_S,
 )
 ROUNDS = _counter(
     "ampd_rounds_total",
     _COORDINATOR,
     "Rounds that have ended, by outcome against their targets. A round that its client ends after the first token is "
-    "judged as far as it came (stop strings end rounds so); failed: ended by an error of whatever kind; abandoned: "
-    "ended by its client before its first token and before the TTFT target had passed. Attainment is met / (all but "
-    "abandoned).",
+    "judged as far as it came. Failed: ended by an error. Abandoned: ended by its client before its first token and "
+    "before the TTFT target had passed.",
     {"outcome": OUTCOMES},
 )
 SLO_TTFT = _gauge(
@@ -129,21 +127,20 @@ SLO_ITL = _gauge(
 ROUTES = _counter(
     "ampd_routes_total",
     _COORDINATOR,
-    "Rounds that have ended, by the route of their prefill and the policy's reason for it (the last placement counts).",
+    "Rounds that have ended, by the route and the reason of their last placement.",
     {"route": ROUTE_NAMES, "reason": ()},
 )
 ROUND_FAILURES = _counter(
     "ampd_round_failures_total",
     _COORDINATOR,
-    "Requests that ended with an error, by HTTP status; those that never got as far as a worker included.",
+    "Requests that ended with an error, by HTTP status.",
     {"status": ()},
 )
 ADMISSIONS = _counter(
     "ampd_admissions_total",
     _COORDINATOR,
-    "Rounds that asked for admission, by session (new: its first round, running: a further one) and by decision: "
-    "admitted, or the reason of a refusal with 429 (wait: the queues, decode-batch, rounds: in progress at this "
-    "coordinator).",
+    "Rounds that asked for admission, by session (new: its first round) and by decision: admitted, or the reason of a "
+    "refusal with 429 (wait: the queues, decode-batch, rounds: in progress at this coordinator).",
     {"session": SESSIONS, "decision": (ADMITTED, *ADMISSION_REFUSALS)},
 )
 ROUND_RETRIES = _counter(
@@ -152,14 +149,13 @@ ROUND_RETRIES = _counter(
 ROUND_DEATHS = _counter(
     "ampd_round_worker_deaths_total",
     _COORDINATOR,
-    "Workers that died while they had a round, once per round. A request under which two died is refused from then on.",
+    "Workers that died while they had a round, once per round. A request under which two died is refused for a while.",
 )
 ROUNDS_IN_PROGRESS = _gauge("ampd_rounds_in_progress", _COORDINATOR, "Rounds that this coordinator serves now.")
 PROMPT_TOKENS = _counter(
     "ampd_prompt_tokens_total",
     _COORDINATOR,
-    "Prompt tokens of the rounds that have ended, by part: history has its KV on the decode worker, the increment is "
-    "prefilled.",
+    "Prompt tokens of the rounds that have ended, by part.",
     {"part": PARTS},
 )
 OUTPUT_TOKENS = _counter("ampd_output_tokens_total", _COORDINATOR, "Output tokens of the first choice of each round.")
@@ -170,7 +166,7 @@ SESSIONS_BOUND = _counter("ampd_sessions_bound_total", _COORDINATOR, "Sessions t
 ROUNDS_UNNAMED = _counter(
     "ampd_rounds_without_session_total",
     _COORDINATOR,
-    "Rounds whose client named no session. Each is a session of its own, without affinity and without history.",
+    "Rounds whose client named no session.",
 )
 SESSIONS_REPINNED = _counter(
     "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved because their decode worker was lost."
@@ -178,9 +174,8 @@ SESSIONS_REPINNED = _counter(
 SESSION_MOVES = _counter(
     "ampd_session_moves_total",
     _COORDINATOR,
-    "Sessions that moved to another worker between two rounds because it pays, by reason: role (the owner no longer "
-    "owns sessions), itl (its decode batch is too slow), ttft (the round would be late), memory (its KV memory is "
-    "full).",
+    "Sessions that moved to another worker between two rounds, by reason: role (the owner no longer owns sessions), "
+    "itl (its decode batch is too slow), ttft (the round would be late), memory (its KV memory is full).",
     {"reason": MOVES},
 )
 SESSIONS_LOST = _counter(
@@ -206,7 +201,7 @@ LEASES_EXPIRED = _counter(
 LEADING = _gauge(
     "ampd_leading",
     _COORDINATOR,
-    "1 if this coordinator leads: it assigns the workers' roles. With pools that never change, no coordinator leads.",
+    "1 if this coordinator assigns the workers' roles. With static pools no coordinator leads.",
 )
 ROLE_ASSIGNMENTS = _counter(
     "ampd_role_assignments_total",
@@ -217,9 +212,8 @@ ROLE_ASSIGNMENTS = _counter(
 LOOKS = _counter(
     "ampd_pools_looks_total",
     _COORDINATOR,
-    "Times that the pools policy served the recent load again under other roles, by outcome: changed, kept (no other "
-    "roles gained enough), chance (some gained enough, but it may be chance, so that no role changed), outdated (the "
-    "answer came after a minute, or the workers or their roles had changed meanwhile, so that no role changed).",
+    "Times that the pools policy served the recent load again under other roles, by outcome: roles were changed, kept "
+    "(no others gained enough), kept because the gain may be chance, or kept because the answer was outdated.",
     {"outcome": LOOK_OUTCOMES},
 )
 LOOK_SECONDS = _counter(
@@ -240,8 +234,7 @@ STATE_AVAILABLE = _gauge("ampd_state_available", _BOTH, "1 while the shared stat
 STATE_VIEW_AGE = _gauge(
     "ampd_state_view_age_seconds",
     _COORDINATOR,
-    "Time since the shared state was last heard: how old this coordinator's view may be. It rises to the timeout of "
-    "the state (2 s) in a cluster where nothing happens.",
+    "Time since the shared state was last heard. It rises to 2 s in a cluster where nothing happens.",
 )
 STATE_LOSSES = _counter("ampd_state_losses_total", _COORDINATOR, "Times that this coordinator lost the shared state.")
 STATE_ROUND_TRIPS = _counter(
@@ -296,8 +289,8 @@ SLICES = _counter(
 KV_READ_SECONDS = _histogram(
     "ampd_kv_read_seconds",
     _WORKER,
-    "Time of a read of KV from another worker, by direction: history (read by a prefill worker) or increment (read by "
-    "a decode worker). Failed reads included.",
+    "Time of a read of KV from another worker, also of a failed one, by direction: history (read by a prefill worker) "
+    "or increment (read by a decode worker).",
     {"direction": PARTS},
     KV_BUCKETS_S,
 )
@@ -321,8 +314,7 @@ KV_HITS = _counter(
 KV_RELOAD_SECONDS = _histogram(
     "ampd_kv_reload_seconds",
     _WORKER,
-    "Time of a copy of KV from the store to the device, one observation per round that needed one. SGLang's rank 0 "
-    "measures its own part; requests that are loaded together have one time.",
+    "Time of a copy of KV from the store to the device, one observation per round that needed one.",
     buckets=KV_BUCKETS_S,
 )
 # The name is older than the KV store. It stays because dashboards use it.
@@ -334,7 +326,7 @@ KV_CAPACITY = _gauge("ampd_kv_capacity_tokens", _WORKER, "KV memory of this work
 STORE_USED_BYTES = _gauge(
     "ampd_kv_store_used_bytes",
     _WORKER,
-    "Bytes of all KV in the store; KV that no session needs stays until its memory is needed.",
+    "Bytes of all KV in the store.",
 )
 STORE_CAPACITY_BYTES = _gauge("ampd_kv_store_capacity_bytes", _WORKER, "Size of this worker's KV store.")
 STORE_USED = _gauge("ampd_kv_store_used_tokens", _WORKER, "Tokens of all KV in the store.")
@@ -342,8 +334,8 @@ STORE_CAPACITY = _gauge("ampd_kv_store_capacity_tokens", _WORKER, "Size of this 
 STORE_EVICTED = _counter(
     "ampd_kv_store_evicted_tokens_total",
     _WORKER,
-    "Tokens whose KV the store dropped, by cause. To make room: unused (of no session), surplus (the session's next "
-    "round can compute them again within its target), idle (of a session between two rounds).",
+    "Tokens whose KV the store dropped, by cause: unused (of no session), surplus (the next round can compute them "
+    "again within its target), or idle (of a session between two rounds).",
     {"cause": EVICTION_CAUSES},
 )
 
@@ -352,7 +344,7 @@ STORE_EVICTED = _counter(
 TOKEN_GAP = _histogram(
     "ampd_token_gap_seconds",
     _WORKER,
-    "Time between two outputs of one round on this worker, per token: shows the stalls that a round's mean ITL hides.",
+    "Time between two outputs of one round on this worker, per token.",
     buckets=ITL_BUCKETS_S,
 )
 DECODE_BATCH = _gauge("ampd_decode_batch_rounds", _WORKER, "Rounds that decode on this worker now.")
@@ -365,8 +357,8 @@ WORKER_ROUNDS = _gauge(
 CALLS_REFUSED = _counter(
     "ampd_worker_calls_refused_total",
     _WORKER,
-    "Calls that this worker refused, because no member of the graph had signed them (--graph-secret-file), by reason: "
-    "missing (no signature), wrong, old (or the clocks differ), repeated.",
+    "Calls that this worker refused because of their signature (--graph-secret-file), by reason: missing, wrong, old "
+    "(or the clocks differ), repeated.",
     {"reason": REFUSALS},
 )
 WORKER_ROLE = _gauge(

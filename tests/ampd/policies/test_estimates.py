@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections import Counter
 from dataclasses import replace
@@ -13,22 +14,37 @@ from hypothesis import strategies as st
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import RoutingSituation
 from ampd.policies.estimates import (
+    Queue,
     estimate_local,
     estimate_remote,
     history_at,
     history_read_s,
     index_of_least,
     least_queued,
+    queue_times,
     queued_in_passes_s,
     queued_s,
     towards,
 )
-from ampd.types import PrefillTask, QueueRest, Role, Route, Slo, WorkerView
-from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of
+from ampd.policies.passes import shortest_pass_s
+from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Route, Slo, WorkerView
+from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, queue_of, round_of
 
 MODEL = load_performance_model("tiny-cpu")
 
+QWEN = load_performance_model("qwen3-32b-h20")
+TP2, TP4 = Parallelism(2), Parallelism(4)
+
 tokens = st.integers(0, 20_000)
+tasks_of_any_length = st.builds(
+    PrefillTask,
+    st.just("t"),
+    st.just("s"),
+    st.integers(0, 100_000),
+    st.integers(0, 3000) | st.integers(0, 40),
+    st.just(0.0),
+    st.just(Slo(1.0, 0.04)),
+)
 
 
 def situation(hist: int, incr: int, *workers: object, own: object = None) -> RoutingSituation:
@@ -46,6 +62,47 @@ def situation(hist: int, incr: int, *workers: object, own: object = None) -> Rou
 def test_queued_work_is_the_sum_of_its_parts(queue: list[int]) -> None:
     worker = prefill("p", *queue)
     assert queued_s(worker, PLAIN) == pytest.approx(sum((10 + tokens) / 1000 for tokens in queue if tokens))
+
+
+@given(st.lists(tasks_of_any_length, max_size=20))
+def test_of_the_short_prefills_only_the_first_pays_the_fixed_time_of_a_pass(queue: list[PrefillTask]) -> None:
+    fixed_s = shortest_pass_s(QWEN, 0, TP2)
+    total_s, is_shared = 0.0, False
+    for task in queue:
+        time_s = QWEN.prefill_s(task.hist_tokens, task.incr_tokens, TP2)
+        is_short = time_s < 2 * fixed_s
+        total_s += max(time_s - fixed_s, 0.0) if is_short and is_shared else time_s
+        is_shared = is_shared or is_short
+    assert queued_in_passes_s(WorkerView("w", Role.PREFILL, TP2, tuple(queue)), QWEN) == pytest.approx(total_s)
+
+
+@given(st.lists(tasks_of_any_length, max_size=5), st.integers(1, 9), tasks_of_any_length)
+def test_counted_prefills_take_the_same_time_as_listed_ones(
+    queue: list[PrefillTask], more: int, each: PrefillTask
+) -> None:
+    listed = WorkerView("w", Role.PREFILL, TP2, (*queue, *[each] * more))
+    rest = QueueRest(more, more * each.hist_tokens, more * each.incr_tokens)
+    counted = replace(listed, queue=tuple(queue), queue_rest=rest)
+    assert queued_s(counted, QWEN) == pytest.approx(queued_s(listed, QWEN))
+    assert queued_in_passes_s(counted, QWEN) == pytest.approx(queued_in_passes_s(listed, QWEN))
+    assert len(queue_times(counted, QWEN).listed_s) == len(queue)
+
+
+def test_a_queue_keeps_its_times_for_the_same_model_parallelism_and_rest() -> None:
+    view = WorkerView("w", Role.PREFILL, TP2, Queue(queue_of(100, 2000)))
+    times = queue_times(view, QWEN)
+    assert queue_times(replace(view, decode_batch=3), QWEN) is times
+    others = [
+        (replace(view, parallelism=TP4), QWEN),
+        (replace(view, queue=Queue(view.queue[1:])), QWEN),
+        (replace(view, queue_rest=QueueRest(2, 0, 80)), QWEN),
+        (view, PLAIN),
+    ]
+    for other, model in others:
+        assert queue_times(view, QWEN) == times
+        assert queue_times(other, model) == queue_times(replace(other, queue=tuple(other.queue)), model) != times
+    assert view == WorkerView("w", Role.PREFILL, TP2, queue_of(100, 2000)), "it is a tuple like any other"
+    assert pickle.loads(pickle.dumps(view)) == view
 
 
 @pytest.mark.slow

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from ampd.state import codec
 from ampd.state.store import (
-    RequestServed,
     RoleAssigned,
     SessionEnded,
     StateEvent,
     TaskDone,
     TaskQueued,
-    WorkerDied,
     WorkerRemoved,
     WorkerUpdated,
 )
@@ -69,8 +67,6 @@ events = st.one_of(
     st.builds(TaskQueued, texts, tasks),
     st.builds(TaskDone, texts, texts),
     st.builds(SessionEnded, texts),
-    st.builds(WorkerDied, texts, st.tuples(texts, texts), st.none() | counts),
-    st.builds(RequestServed, st.tuples(texts, texts)),
     roles,
 )
 latencies = st.builds(Latencies, seconds, st.dictionaries(st.integers(-50, 200), counts, max_size=3))

@@ -154,11 +154,17 @@ async def test_every_key_expires(redis_server: TcpRedis, make: Any) -> None:
     await store.rebind(binding, "d2", 60)
     await store.lead("c1", 60)
     await store.assign_role("c1", make.role(), 60)
+    await store.end_session("ended")
+    for worker_id in ("d1", "d2"):
+        await store.record_death("prompt", worker_id)
     connection = from_url(redis_server.url)
     try:
         keys = [key async for key in connection.scan_iter("ampd:{expiry}:*")]
         kinds = {key.decode().split(":")[2] for key in keys}
-        assert kinds == {"workers", "worker", "queue", "session", "live", "leader", "role", "assigned"}
+        assert kinds == {
+            *("workers", "worker", "queue", "session", "live", "leader", "role", "assigned", "ended", "deaths"),
+            "refused",
+        }
         assert all([await connection.pttl(key) > 0 for key in keys])
     finally:
         await connection.aclose()

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.policies.queue_work import QueuedPrefills, QueueWork
+from ampd.perf.presets import load_performance_model
+from ampd.policies.estimates import Queue, queue_times
 from ampd.state.known_worker import KnownWorker
 from ampd.state.overlay import merge
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN
+
+TINY = load_performance_model("tiny-cpu")
 
 names = st.sampled_from("abcdefgh")
 reports = st.lists(
@@ -60,12 +63,7 @@ def test_reports_one_by_one_are_the_last_publication_with_all_changes(reports: l
             held.clear()
         view = worker.view()
         assert view == merge(published, entered.values(), done, held)
-        assert isinstance(view.queue, QueuedPrefills)
-        assert view.queue.work is not None
-        fresh = QueueWork(PLAIN, Parallelism(2)).changed(entered=view.queue)
-        assert view.queue.work.total_s == fresh.total_s
-        assert view.queue.work.in_passes_s(view.queue) == fresh.in_passes_s(view.queue)
-        assert view.queue.work.not_over(0.0) == fresh.not_over(0.0)
+        assert queue_times(view, PLAIN) == queue_times(replace(view, queue=tuple(view.queue)), PLAIN)
 
 
 def test_an_earlier_view_stays_as_it_was() -> None:
@@ -77,9 +75,6 @@ def test_an_earlier_view_stays_as_it_was() -> None:
     worker.hold("x", 0)
     assert [queued.task_id for queued in before.queue] == ["a"]
     assert before.held_tokens == {"x": 3}
-    assert isinstance(before.queue, QueuedPrefills)
-    assert before.queue.work is not None
-    assert len(before.queue.work.not_over(0.0)) == 1
     assert [queued.task_id for queued in worker.view().queue] == ["b"]
     assert worker.view().held_tokens == {}
 
@@ -113,6 +108,27 @@ def test_a_prefill_that_ends_before_its_time_takes_nothing_of_the_next_ones() ->
     worker.end("c", first_s)  # its client left
     assert worker.work_off(0.0, first_s) == pytest.approx(end_s)
     assert [each.task_id for each in worker.view().queue] == ["b"]
+
+
+def test_the_times_of_a_queue_are_predicted_when_it_is_published() -> None:
+    """The decision that needs them is waited for. A report that changes no queue leaves them as they are."""
+    view = WorkerView("w", Role.PREFILL, queue=Queue([task("a", 0), task("b", 0)]))
+    worker = KnownWorker(view, PLAIN)
+    for _ in range(2):
+        worker.decode(3, 300)
+        queue = worker.view().queue
+        assert isinstance(queue, Queue)
+        assert queue.times is not None
+        assert queue.times is queue_times(worker.view(), PLAIN)
+        worker.publish(replace(view, queue=Queue([task("c", 0)])), 0.0)
+
+
+def test_a_parallelism_that_the_model_lacks_is_an_error_of_decisions_only() -> None:
+    view = WorkerView("w", Role.PREFILL, Parallelism(64), queue=Queue([task("a", 0)]))
+    worker = KnownWorker(view, TINY)
+    worker.publish(view, 0.0)
+    assert worker.work_off(0.0, 1e9) == float("inf")
+    assert [each.task_id for each in worker.view().queue] == ["a"]
 
 
 def test_without_a_model_nothing_is_predicted() -> None:

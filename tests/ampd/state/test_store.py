@@ -12,6 +12,7 @@ import pytest
 
 from ampd.state.store import (
     Binding,
+    FatalRequestError,
     RouteWrite,
     SessionEnded,
     SessionLimits,
@@ -257,6 +258,41 @@ class TestFencing:
         assert outcome.binding == Binding("s1", "d2", 5) == await store.binding("s1")
 
 
+class TestDeaths:
+    async def test_a_prompt_is_refused_after_two_deaths_under_it(self, cluster: Any, make: Any) -> None:
+        store, other = await cluster.store(), await cluster.store()
+        write, limits = replace(make.write(), prompt_digest="p"), SessionLimits(LONG_S)
+        assert [await store.record_death("p", death) for death in ("d1 ", "d1 ")] == [1, 1]
+        assert (await store.route(write, limits)).accepted
+        assert await other.record_death("p", "d2 ") == 2
+        with pytest.raises(FatalRequestError, match="2 times"):
+            await store.route(write, limits)
+        assert (await store.route(replace(write, prompt_digest="another"), limits)).accepted
+
+    async def test_a_prompt_is_refused_for_a_time_that_grows(
+        self, cluster: Any, make: Any, waiting: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("ampd.state.redis_store", "tests.memory_store"):
+            monkeypatch.setattr(f"{module}.REFUSED_S", SHORT_S)
+        store = await cluster.store()
+        write, limits = replace(make.write(), prompt_digest="p"), SessionLimits(LONG_S)
+        for number in range(2):
+            await store.record_death("p", f"d{number}")
+
+        async def is_tried() -> bool:
+            try:
+                return (await store.route(write, limits)).accepted
+            except FatalRequestError:
+                return False
+
+        await waiting.until(is_tried)
+        for number in range(2, 14):
+            await store.record_death("p", f"d{number}")
+        await asyncio.sleep(4 * SHORT_S)
+        with pytest.raises(FatalRequestError, match="14 times"):
+            await store.route(write, limits)
+
+
 class TestEnding:
     async def test_end_returns_the_binding_once(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()
@@ -264,6 +300,27 @@ class TestEnding:
         assert await store.end_session("s1") == held
         assert await store.end_session("s1") is None
         assert await store.binding("s1") is None
+
+    async def test_a_binding_outlives_its_last_round_by_seconds_only(
+        self, cluster: Any, make: Any, waiting: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for module in ("ampd.state.redis_store", "tests.memory_store"):
+            monkeypatch.setattr(f"{module}.ENDING_TTL_S", SHORT_S)
+        store = await cluster.store()
+        limits = SessionLimits(LONG_S, per_graph=1)
+        await store.route(make.write(), limits)
+        with pytest.raises(TooManySessionsError):
+            await store.route(replace(make.write("another", task_id="t2"), ends_session=True), limits)
+        assert (await store.route(replace(make.write(epoch=1, task_id="t3"), ends_session=True), limits)).accepted
+        await waiting.until(lambda: is_falsy(store.binding("s1")))
+        assert (await store.route(make.write("another", task_id="t4"), limits)).accepted
+
+    async def test_the_end_of_a_session_can_be_read_later(self, cluster: Any, make: Any) -> None:
+        store, other = await cluster.store(), await cluster.store()
+        assert await other.ended_sessions() == []
+        await store.route(make.write(), SessionLimits(LONG_S))
+        await store.end_session("s1")
+        assert await other.ended_sessions() == ["s1"]
 
     async def test_end_is_announced_even_without_a_binding(self, cluster: Any, waiting: Any) -> None:
         store = await cluster.store()

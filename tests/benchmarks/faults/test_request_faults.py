@@ -84,7 +84,8 @@ def test_deaths_are_workers_that_ended_and_engines_that_start_again() -> None:
 
 def test_a_deadly_request_ends_two_workers_at_most_however_often_it_is_sent() -> None:
     refused, served = httpx.Response(500, text="no"), httpx.Response(200, text="yes")
-    shared = httpx.Response(503, text="perhaps others")
-    assert deadly_complaints(1, refused, 2) == deadly_complaints(5, refused, 2) == deadly_complaints(2, shared, 2) == []
+    others = [httpx.Response(503, text="no live decode worker"), httpx.Response(429, text="a round waits")]
+    assert deadly_complaints(1, refused, 2) == deadly_complaints(5, refused, 2) == []
+    assert [deadly_complaints(2, reply, 2) for reply in others] == [[], []]
     assert deadly_complaints(2, refused, 3) == ["the deadly request has ended 3 workers after sending 2"]
     assert deadly_complaints(2, served, 2) == ["the deadly request got 200 at sending 2: yes"]

@@ -15,7 +15,7 @@ from docs.reference.environment_variables import ENVIRONMENT
 from workers.engines import settings_model
 
 _ROOT = Path(__file__).parents[3]
-_ROOMS = ("ampd", "planner", "router", "workers", "workloads", "benchmarks/routing_table")
+_ROOMS = ("ampd", "planner", "router", "workers", "workloads")
 _PAGE = _ROOT / "docs" / "configuration.md"
 
 _TOGETHER = {"workloads.replay_command:ReplaySettings": {"ttft": "--itl=1", "itl": "--ttft=1"}}
