@@ -28,8 +28,7 @@ from ampd.perf.model_shape import ModelShape
 from ampd.perf.presets import model_shape
 from benchmarks.this_gpu import preset
 from workers.kv.geometry import KvGeometry, head_share
-from workers.kv.ranks.copies import RankCopies
-from workers.kv.ranks.loader import pin
+from workers.kv.ranks.copies import RankCopies, pin
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
 from workers.kv.store_memory import StoreMemory
 

@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -145,10 +146,16 @@ async def one_decode(engine: SglangEngine, rng: random.Random, is_stored: bool) 
     return Decode(step_s, used_s, stored_tokens)
 
 
+def children(engine: SglangEngine) -> list[BaseProcess]:
+    """SGLang's own processes."""
+    assert engine._sglang is not None
+    return engine._sglang.children
+
+
 def cpu_s(engine: SglangEngine) -> float:
     """Processor seconds so far of this process and of the engine's."""
     ticks = 0
-    for process in engine._processes:
+    for process in children(engine):
         fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
         ticks += int(fields[11]) + int(fields[12])
     return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
@@ -208,7 +215,7 @@ async def restart(engine: SglangEngine, arguments: argparse.Namespace) -> dict[s
         tokens, *_ = await play(engine, f"restart-{number}", prompt, 4)
         contexts.append(prompt + tokens)
     await engine.kv.store.settle(SETTLE_S)
-    for process in engine._processes:
+    for process in children(engine):
         process.kill()
     started_s = time.perf_counter()
     await engine.restart()

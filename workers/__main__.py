@@ -27,12 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    from workers.engines import check_engine, prepare_engine, settings_model
+    from workers.engines import check_engine, settings_model
 
     settings = parse_settings(settings_model(chosen_engine(arguments)), arguments, PROG)
     check_closed(settings.graph_secret_file, PROG)
     check_engine(settings, PROG)
-    prepare_engine(settings)
 
     system.prepare(PROG)
 

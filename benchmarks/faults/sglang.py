@@ -61,7 +61,7 @@ def sglang_graph(prefill: int = _SIZES["prefill"], store_gib: str = "0.25") -> G
     flags = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "16384", "--max-context-tokens", "8192")
     return GraphKind(
         engine="sglang",
-        worker_flags=(*flags, "--kv-store-gib", store_gib, "--kv-checksums", "all"),
+        worker_flags=(*flags, "--kv-store-gib", store_gib),
         sizes={**_SIZES, "prefill": prefill},
         preloaded=(*PRELOADED, "benchmarks.faults.sglang_server"),
         environment={"OMP_NUM_THREADS": "1"},

@@ -140,5 +140,5 @@ def figures(worker: Any) -> dict[str, Any]:
         "store tokens": directory.figures.used_tokens,
         "NIXL peers": len(transport._remotes) + len(transport._leaving),
         "NIXL reads": len(transport._active),
-        "engine processes": [process.pid for process in engine._processes],
+        "engine processes": [process.pid for process in engine._sglang.children],
     }

@@ -167,8 +167,8 @@ def _install_publications() -> None:
 
 def _install_engine() -> None:
     from workers.engines.modelled import ModelledEngine
+    from workers.engines.modelled_request import TimeLine
     from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
-    from workers.engines.time_line import TimeLine
 
     decode_step, submit, work = ModelledEngine._decode_step, ModelledEngine._submit, TimeLine.work
 

@@ -227,7 +227,7 @@ def _read_replies(folder: Path, data: bytes) -> None:
     path = folder / "replies.jsonl"
     path.write_bytes(data)
     for reply in Replies.read(path).all:
-        assert reply.text is None or not reply.calls
+        assert reply.text is None or not reply.tool_calls
 
 
 def _read_config(folder: Path, data: bytes) -> None:

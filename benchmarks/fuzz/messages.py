@@ -50,7 +50,7 @@ from router.session_memory import pack_tokens
 from router.targets import TargetLimits
 from router.worker_reports import parse_report
 from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
-from workers.kv.peer_reads import Descriptor, decode_descriptor
+from workers.kv.peer_reads import Descriptor, decode_descriptor, encode_descriptor
 
 _SLO = Slo(2.0, 0.1)
 LIMITS = TargetLimits(_SLO)
@@ -300,7 +300,7 @@ def _equal(message: Any) -> bool:
 
 
 def _descriptor(rng: random.Random) -> bytes:
-    data = Descriptor(_GEOMETRY, 4096, 1 << 20, b"agent").encode()
+    data = encode_descriptor(Descriptor(_GEOMETRY, 4096, 1 << 20, b"agent"))
     if rng.random() < 0.4:
         return changed_bytes(rng, data)
     try:

@@ -20,8 +20,8 @@ from ampd.tiny_model import tiny_model_path
 from ampd.tokenizer_digest import tokenizer_digest
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
-from workers.engines.chat_template import ChatTemplate
 from workers.engines.modelled_tokens import ContextHash, TokenSource, read_model_folder
+from workers.engines.replies import ChatTemplate
 from workloads.tokencount import load_counter
 
 _TOKENIZER: dict[str, Any] = {

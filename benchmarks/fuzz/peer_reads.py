@@ -17,7 +17,7 @@ from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
 from tests.workers.kv.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
 from tests.workers.kv.store.store_lab import forget_all
-from workers.kv.peer_reads import ForeignPeers, Remote
+from workers.kv.peer_reads import Remote
 from workers.kv.store_memory import StoreMemory
 
 _PROMPT = list(range(6 * PAGE + 1))
@@ -128,8 +128,6 @@ class FuzzedReader:
         forget_all(store.directory)
         assert store.directory.used_bytes == 0
         self._owner.exchange.store.directory.collect(float("inf"))
-        # A descriptor may have become that of another kind of KV. Its worker is refused for good then.
-        self._reader.exchange._reads._foreign = ForeignPeers()  # type: ignore[union-attr]
         assert (await self._reader.read("rid", _PROMPT, "owner", 1.0)).tokens == len(_KEYS) * PAGE
         await self._reader.exchange.unprotect("rid")
 

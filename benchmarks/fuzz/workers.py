@@ -23,7 +23,7 @@ from benchmarks.fuzz.target import Target
 from workers.engines.base import EngineError
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
-from workers.kv.peer_reads import Descriptor
+from workers.kv.peer_reads import Descriptor, encode_descriptor
 from workers.parts import WorkerParts
 from workers.settings import WorkerSettings
 
@@ -113,7 +113,7 @@ class FuzzedWorker:
     def _lease(self, rng: random.Random) -> Any:
         """The answer of a worker with the same kind of KV."""
         geometry = self._parts.engine.kv.store.geometry
-        return changed(rng, {**_LEASE, "descriptor": Descriptor(geometry, 0, 1 << 20, b"1").encode()})
+        return changed(rng, {**_LEASE, "descriptor": encode_descriptor(Descriptor(geometry, 0, 1 << 20, b"1"))})
 
     def _round(self, rng: random.Random) -> Any:
         return changed(rng, {**_ROUND, "source_worker_id": rng.choice((None, "p1"))}, 4)

@@ -85,7 +85,7 @@ SECTIONS: tuple[Section, ...] = (
     ),
     Section(
         "python -m workers --engine modelled",
-        "workers.engines.modelled_settings:ModelledSettings",
+        "workers.engines.modelled:ModelledSettings",
         WORKER,
         "Also the flags of every worker.",
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.engines.sglang_limits import _REFUSED
+from workers.engines.sglang_settings import _REFUSED
 from workers.kv.geometry import TRIED_DEGREES, TRIED_PAGE_TOKENS
 from workers.kv.ranks import pools
 

@@ -72,8 +72,8 @@ def delay_rank(late: str, longest_s: float) -> None:
     It gets each message, offers, writes and looks up pages, begins and ends loads, and forgets everything later.
     """
     from workers.kv.geometry import KvGeometry
+    from workers.kv.ranks.copies import PageLoader
     from workers.kv.ranks.link import RankLink
-    from workers.kv.ranks.loader import PageLoader
 
     rng = random.Random(1)
 
@@ -114,7 +114,7 @@ def _after(pause: Callable[..., None], act: Callable[..., Any]) -> Callable[...,
 
 def delay_loads(longest_s: float) -> None:
     """Let the copies of each request's pages to the device begin late: a layer that does not wait for its own shows."""
-    from workers.kv.ranks.loader import PageLoader
+    from workers.kv.ranks.copies import PageLoader
 
     copy = PageLoader._copy
     rng = random.Random(1)
@@ -192,7 +192,7 @@ def write_late(notes: str, page_tokens: int) -> None:
     """
     from sglang.srt.managers.scheduler import Scheduler
 
-    from workers.kv.ranks import loader as page_loader
+    from workers.kv.ranks import copies as page_loader
 
     step, copied = _Step(notes), threading.Event()
 
@@ -209,7 +209,7 @@ def write_late(notes: str, page_tokens: int) -> None:
 
     stand_in = SimpleNamespace(Stream=lambda: SimpleNamespace(synchronize=lambda: None), Event=Event, stream=stream)
     patched: Any = page_loader
-    patched.torch = SimpleNamespace(cuda=stand_in)
+    patched.torch = SimpleNamespace(**{**vars(patched.torch), "cuda": stand_in})
     loader: Any = page_loader.PageLoader
     make, start, copy = loader.__init__, loader.start, loader._copy
     run, process = Scheduler.run_batch, Scheduler.process_batch_result

@@ -29,7 +29,6 @@ from typing import IO, Any
 from ampd.child_process import end_with_parent, tied_to_parent
 from ampd.errors import one_line_of
 from ampd.process_exit import exit_now
-from workers.engines.engine_forks import surplus_threads
 
 _HEADER_BYTES = 8
 _MOST_BYTES = 64 << 20
@@ -242,6 +241,24 @@ def _checked(request: Any, descriptors: Sequence[int], started: Collection[int])
             if all(isinstance(text, str) and "\0" not in text for text in texts) and all(variables):
                 return dict(request)
     raise ConnectionError("a request of another form")
+
+
+def surplus_threads() -> int:
+    """Number of threads beside this one that a fork would break; 0: this process can be forked safely.
+
+    OpenBLAS starts threads when it is imported, ends them before each fork and starts them again when it needs them. So
+    threads count after a first fork.
+    """
+    if _threads() > 1:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return _threads() - 1
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _import(modules: Sequence[str]) -> str:

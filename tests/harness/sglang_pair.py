@@ -45,7 +45,6 @@ def pair_settings(model: Path, tp: int = 1, **arguments: Any) -> SglangSettings:
         engine_args=json.dumps(arguments | json.loads(os.environ.get("AMPD_TEST_ENGINE_ARGS", "{}"))),
         max_total_tokens=POOL_TOKENS,
         kv_store_gib=STORE_GIB,
-        kv_checksums="all",
         tp=tp,
     )
 
@@ -159,7 +158,7 @@ def is_empty(directory: StoreDirectory) -> bool:
 
 async def idle(engine: SglangEngine) -> bool:
     """Nothing runs in SGLang any more, so that its cache can be emptied; it is empty then."""
-    manager: Any = engine._engine.tokenizer_manager
+    manager: Any = engine._manager
     return bool((await manager.flush_cache()).success)
 
 

@@ -100,7 +100,9 @@ def test_a_worker_that_stands_still_while_it_enters_discovery_enters_again(
         await running
         await engine.stop()
 
-    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+    run_virtually(
+        scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.modelled_request"
+    )
 
 
 class SlowToEnter(SlowEndpoint):
@@ -146,7 +148,9 @@ def test_an_entry_that_is_still_written_when_the_worker_ends_goes_too(
         await running
         await engine.stop()
 
-    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+    run_virtually(
+        scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.modelled_request"
+    )
     assert left == [["enter", "leave"]]
 
 
@@ -180,7 +184,9 @@ def test_an_error_of_the_watch_is_logged_and_the_engine_is_watched_again(
         assert await MemoryStore(state).snapshot() == []
         await engine.stop()
 
-    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+    run_virtually(
+        scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.modelled_request"
+    )
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert [record.getMessage() for record in errors] == ["engine-watch failed; trying again"] * 2
     assert all("cannot look" in (record.exc_text or str(record.exc_info)) for record in errors)
@@ -224,7 +230,9 @@ def test_a_worker_is_out_of_the_shared_state_while_its_engine_starts_again(
         await running
         await engine.stop()
 
-    run_virtually(scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+    run_virtually(
+        scenario(), monkeypatch, "workers.publisher", "workers.pending_changes", "workers.engines.modelled_request"
+    )
     assert "the engine has ended; the engine starts again" in caplog.text
 
 
@@ -285,7 +293,7 @@ async def scene(model_folder: Path, registered_s: float, error: Exception | None
     await engine.stop()
 
 
-VIRTUAL = ("workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+VIRTUAL = ("workers.publisher", "workers.pending_changes", "workers.engines.modelled_request")
 
 
 @pytest.mark.parametrize("registered_s", [2.0, 9.0])

@@ -336,7 +336,7 @@ def test_what_is_left_of_a_cut_prefill_waits_for_the_batch_in_a_pass_too(
                 assert [len(out(await task)) for task in (cut, mate)] == [2, 2]
 
     # In virtual time, because the mate must arrive during the first slice.
-    run_virtually(scenario(), monkeypatch, "workers.engines.time_line")
+    run_virtually(scenario(), monkeypatch, "workers.engines.modelled_request")
 
 
 STEP_S = 0.02
@@ -374,7 +374,7 @@ def test_the_target_of_a_neighbour_does_not_delay_a_first_token_for_long(
         assert alone_s == pytest.approx(0.27, rel=0.1)
         assert beside_s / alone_s < factor
 
-    run_virtually(scenario(), monkeypatch, "workers.engines.time_line")
+    run_virtually(scenario(), monkeypatch, "workers.engines.modelled_request")
 
 
 def test_a_prefill_that_waits_for_the_batch_lets_a_more_urgent_one_pass(
@@ -407,7 +407,7 @@ def test_a_prefill_that_waits_for_the_batch_lets_a_more_urgent_one_pass(
             assert [call[0] for call in station.engine.calls] == [64, 64, 100, 300], "the urgent one passed"
             assert station.queue.tasks() == ()
 
-    run_virtually(scenario(), monkeypatch, "workers.engines.time_line")
+    run_virtually(scenario(), monkeypatch, "workers.engines.modelled_request")
 
 
 @pytest.mark.parametrize("stage", ["computing", "waiting"])

@@ -215,7 +215,7 @@ def handler(parts: Any) -> Callable[[Any, Context], HandlerStream[Chunk]]:
     return cast(Any, worker._guarded(GENERATE_ENDPOINT, parts.rounds.generate))
 
 
-VIRTUAL = ("workers.publisher", "workers.pending_changes", "workers.engines.time_line")
+VIRTUAL = ("workers.publisher", "workers.pending_changes", "workers.engines.modelled_request")
 
 
 @pytest.mark.parametrize("source", [None, "gone"], ids=["prefilled here", "prefilled elsewhere"])

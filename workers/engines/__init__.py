@@ -50,16 +50,6 @@ def check_engine(settings: WorkerSettings, prog: str) -> None:
         check_model_folder(settings.model, prog)
 
 
-def prepare_engine(settings: WorkerSettings) -> None:
-    """Do what an engine needs while this process has one thread."""
-    from workers.engines.sglang_settings import SglangSettings
-
-    if isinstance(settings, SglangSettings):
-        from workers.engines.engine_forks import prepare
-
-        prepare()
-
-
 def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> Engine:
     """The engine that `settings` (made by `settings_model`) describe, not started yet.
 
@@ -70,7 +60,7 @@ def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> E
         UserError: the model folder, the degree or the engine's arguments cannot be used.
     """
     if settings.engine == "modelled":
-        from workers.engines.modelled_factory import create_modelled
+        from workers.engines.modelled import create_modelled
 
         assert model is not None
         return create_modelled(settings, model, SLICING.create_named(settings.slicing))
@@ -90,7 +80,7 @@ def _shares_passes(settings: WorkerSettings) -> bool:
 
 def _engine_settings(engine: str) -> tuple[Any, ...]:
     if engine == "modelled":
-        from workers.engines.modelled_settings import ModelledSettings
+        from workers.engines.modelled import ModelledSettings
 
         return (ModelledSettings,)
     if engine == "sglang":

@@ -170,16 +170,7 @@ class EngineLostError(EngineError):
 
 
 @runtime_checkable
-class WatchedEngine(Protocol):
-    """An engine that notices when it is lost, even while no request runs."""
-
-    async def wait_lost(self) -> str:
-        """Return when the engine cannot serve any more, with one line for the log."""
-        ...
-
-
-@runtime_checkable
-class RestartableEngine(WatchedEngine, Protocol):
+class RestartableEngine(Protocol):
     """An engine that can be started again after it was lost. The KV that the worker keeps for it stays."""
 
     async def restart(self) -> None:
@@ -206,6 +197,10 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """Current load; cheap, no I/O."""
+        ...
+
+    async def wait_lost(self) -> str:
+        """Return when the engine cannot serve any more, with one line for the log, even while no request runs."""
         ...
 
     async def stop(self) -> None:

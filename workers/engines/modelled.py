@@ -5,26 +5,95 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from functools import cache
+from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
+
+from pydantic import Field
 
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
+from ampd.policies.base import SlicingPolicy
 from ampd.policies.passes import joined_tokens, mixed_pass_s
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
 from ampd.serving.pass_sizes import PassSizes, divided
+from ampd.settings import Settings
 from ampd.types import Parallelism
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
-from workers.engines.modelled_request import ActiveRequest, ActiveRequests, OutputLimits
-from workers.engines.modelled_tokens import ModelFacts, TokenSource
-from workers.engines.planned_output import OutputPlanner
-from workers.engines.time_line import TimeLine
+from workers.engines.modelled_request import ActiveRequest, ActiveRequests, OutputLimits, TimeLine
+from workers.engines.modelled_tokens import ModelFacts, TokenSource, read_model_folder
+from workers.engines.replies import OutputPlanner, Replies
 from workers.kv.exchange import KvExchange
 from workers.kv.modelled import ModelledDevice, ModelledStore, ModelledTransport
+from workers.settings import WorkerSettings
+from workers.unfailing import UnfailingSlicing
 
 log = logging.getLogger(__name__)
+
+_STORE_SHARE = 4
+
+
+class ModelledSettings(Settings):
+    """What the modelled engine simulates."""
+
+    time_scale: float = Field(1.0, gt=0, description="Factor on all modelled times.")
+    kv_capacity_tokens: int = Field(262_144, ge=1, description="KV memory of the device, in tokens.")
+    kv_store_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="KV store in host memory, in tokens; default: four times the device's.",
+    )
+    max_context_tokens: int | None = Field(
+        None, ge=2, description="Longest context; default: what the model's config.json says."
+    )
+    page_size: int = Field(PAGE_TOKENS, ge=1, description="Tokens per KV page.")
+    eos_every_tokens: int = Field(
+        128,
+        ge=0,
+        description="Mean output tokens after which a round without `ignore_eos` ends by itself; 0: never.",
+    )
+    replies: Path | None = Field(
+        None,
+        description="Scripted replies (JSON lines, one reply per turn); default: made-up words.",
+    )
+
+    @property
+    def store_tokens(self) -> int:
+        """Size of the store. Servers have a few times as much host memory as their GPUs have for KV."""
+        return _STORE_SHARE * self.kv_capacity_tokens if self.kv_store_tokens is None else self.kv_store_tokens
+
+
+def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: SlicingPolicy) -> ModelledEngine:
+    """A modelled engine for `settings`, which must be those of `settings_model("modelled")`.
+
+    Args:
+        slicing: says whether prefills share passes with the batch, and how.
+
+    Raises:
+        UserError: the model folder, the profile or the scripted replies cannot be used.
+    """
+    if not isinstance(settings, ModelledSettings):
+        raise UserError("the settings are not those of the modelled engine")
+    parallelism = Parallelism(tp=settings.tp)
+    model.reload_s(1, parallelism)  # a profile may lack these times
+    facts = read_model_folder(settings.model)
+    facts = replace(facts, max_context_tokens=settings.max_context_tokens or facts.max_context_tokens)
+    replies = Replies.read(settings.replies) if settings.replies else None
+    engine = ModelledEngine(
+        facts,
+        model,
+        parallelism,
+        settings.kv_capacity_tokens,
+        settings.store_tokens,
+        settings.page_size,
+        settings.eos_every_tokens,
+        OutputPlanner(settings.model, facts.eos_token_ids, replies),
+    )
+    if slicing.shares_passes:
+        engine.sizes = PassSizes(UnfailingSlicing(slicing), model, parallelism, settings.page_size)
+    return engine
 
 
 class ModelledEngine:
@@ -347,12 +416,8 @@ class ModelledEngine:
     # -- times
 
     def _reload_s(self, tokens: int) -> float:
-        """Time to copy KV from the store; 0 with a profile that was made before profiles had these times."""
-        try:
-            return self._model.reload_s(tokens, self._info.parallelism)
-        except UserError as error:
-            _warn_of_free_reloads(str(error))
-            return 0.0
+        """Time to copy KV from the store."""
+        return self._model.reload_s(tokens, self._info.parallelism)
 
     def _prefilled(self, active: ActiveRequest) -> None:
         active.prefilled = True
@@ -404,8 +469,3 @@ def _tell_last_passes(parts: list[tuple[ActiveRequest, int]]) -> None:
         share = active.request.share
         if tokens == active.left_tokens and share is not None and share.on_last_pass is not None:
             loop.call_soon(share.on_last_pass)
-
-
-@cache  # once per reason
-def _warn_of_free_reloads(reason: str) -> None:
-    log.warning("KV is reloaded from the store in no time: %s", reason)

@@ -1,8 +1,9 @@
-"""One request inside the modelled engine: its limits, its choices and their tokens."""
+"""One request inside the modelled engine: its limits, its choices and their tokens; and the time that it takes."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +13,13 @@ from ampd.serving.pass_sizes import is_taken_over
 from ampd.types import RunningRound
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, output_room
 from workers.engines.modelled_tokens import ContextHash, Token, TokenSource
-from workers.engines.planned_output import PlannedOutput
+from workers.engines.replies import PlannedOutput
 
 _MAX_RESERVED_TOKENS = 4096
 """New tokens that admission counts on at most; longer outputs take room as they come."""
+
+_MAX_LAG_S = 0.1
+"""How far behind its own time line the engine may fall and still catch up by not sleeping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +226,52 @@ class ActiveRequests:
     waiting: deque[ActiveRequest] = field(default_factory=deque)
     prefilling: list[ActiveRequest] = field(default_factory=list)
     running: list[ActiveRequest] = field(default_factory=list)
+
+
+class TimeLine:
+    """Sleeps for modelled times: modelled work follows modelled work, however late a sleep wakes up.
+
+    Sleeps aim at points of one time line, so that late wake-ups do not add up.
+    """
+
+    def __init__(self) -> None:
+        self._end_s = 0.0
+        self._wake = asyncio.Event()
+
+    def now_s(self) -> float:
+        """The present time, on the clock of the worker."""
+        return time.monotonic()
+
+    def wake(self) -> None:
+        """There may be work again: end a pause."""
+        self._wake.set()
+
+    async def pause(self) -> None:
+        """Sleep until `wake`."""
+        self._wake.clear()
+        await self._wake.wait()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin at the present time, after a pause without work."""
+        self._end_s = time.monotonic()
+
+    async def work(self, seconds: float, interrupt: asyncio.Event | None = None) -> None:
+        """Let modelled work take its time; `interrupt` ends it early."""
+        now_s = time.monotonic()
+        self._end_s = max(self._end_s, now_s - _MAX_LAG_S) + seconds
+        delay_s = self._end_s - now_s
+        if delay_s <= 0:
+            await asyncio.sleep(0)
+        elif interrupt is None:
+            await asyncio.sleep(delay_s)
+        else:
+            try:
+                async with asyncio.timeout(delay_s):
+                    await interrupt.wait()
+                self.restart()
+            except TimeoutError:
+                pass
 
 
 def _part(request: EngineRequest, name: str) -> dict[str, Any]:

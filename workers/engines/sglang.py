@@ -1,26 +1,22 @@
-"""SGLang as an engine: its own processes, the KV exchange with its pool, and requests in Dynamo's terms."""
+"""SGLang as an engine: its processes, the KV exchange with its pool, and requests in Dynamo's terms."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
 import json
 import logging
-import multiprocessing
 import os
-import signal
-import sysconfig
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
-from dataclasses import replace
-from multiprocessing.process import BaseProcess
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from ampd.errors import one_line_of
+from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
-from ampd.reserved_ports import reserved_ports
 from ampd.serving.kv_eviction import NextRounds
+from ampd.serving.kv_tiers import reloading_pays
 from ampd.tokenizer_digest import tokenizer_digest
 from ampd.types import Parallelism
 from workers.engines.base import (
@@ -33,9 +29,8 @@ from workers.engines.base import (
     KvLoadError,
     output_room,
 )
-from workers.engines.sglang_account import RequestAccount, Running
-from workers.engines.sglang_manager import close_manager, ignore_quit
-from workers.engines.sglang_plugin import ENGINE_FLAG
+from workers.engines.sglang_passes import share_params
+from workers.engines.sglang_processes import SglangProcesses
 from workers.engines.sglang_settings import (
     ENGINE_ENVIRONMENT,
     SglangSettings,
@@ -45,8 +40,6 @@ from workers.engines.sglang_settings import (
     engine_arguments,
     report_page_size,
 )
-from workers.engines.sglang_share import share_params
-from workers.engines.sglang_warm_up import warmed_up
 from workers.kv.exchange import KvExchange
 
 if TYPE_CHECKING:
@@ -60,8 +53,41 @@ __all__ = ["SglangEngine", "SglangSettings"]
 _LINK_S = 30.0
 _STOP_S = 5.0
 _GONE_POLL_S = 0.02
-# SGLang's processes end with the thread that started them, so this one lives as long as the worker.
-_launcher = ThreadPoolExecutor(1, "sglang-launch")
+_WARM_UP_TOKENS = (300, 20)
+
+WARM_UP_S = 600.0
+"""The longest time of the first requests. Kernels may be compiled meanwhile, which takes minutes."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """One request that the engine works on.
+
+    Attributes:
+        tokens: of its first choice.
+        decodes: its first token is out.
+        reload_s: how long the copies from the store took.
+        on_last_pass: see `PassShare`; None: it was told, or nobody wants to know.
+    """
+
+    context_tokens: int
+    on_last_pass: Callable[[], None] | None
+    tokens: list[int] = field(default_factory=list)
+    decodes: bool = False
+    reload_s: float = 0.0
+
+    def reloaded(self, seconds: float) -> None:
+        """The records of the request were copied to the device."""
+        self.reload_s = seconds
+
+    def count(self, output: EngineOutput) -> None:
+        """Count the tokens of an output, and add how long its reload took."""
+        if output.reloaded_tokens:
+            output.reload_s = self.reload_s
+        self.context_tokens += len(output.token_ids)
+        self.decodes = self.decodes or bool(output.token_ids)
+        if output.index == 0:
+            self.tokens += output.token_ids
 
 
 class SglangEngine:
@@ -93,16 +119,12 @@ class SglangEngine:
         self._settings = settings
         self._shares_passes = shares_passes
         self._passes = passes if shares_passes else None
-        self._on_last_pass: dict[str, Callable[[], None]] = {}
         self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
         self._model = model
         self._next_rounds = NextRounds(model, Parallelism(tp=settings.tp)) if model else None
-        self._running: dict[str, Running] = {}
-        self._processes: list[BaseProcess] = []
-        self._lost: asyncio.Future[str] | None = None
-        self._engine: Any = None
-        self._manager: Any = None
+        self._running: dict[str, _Running] = {}
+        self._sglang: SglangProcesses | None = None
         self._kv: KvExchange[EngineStore] | None = None
         self._info: EngineInfo | None = None
 
@@ -135,15 +157,9 @@ class SglangEngine:
             raise EngineError(
                 f"{error}: the engine needs its extra: uv pip install --editable '.[sglang]' in AMPD's repository"
             ) from None
-        self._lost = asyncio.get_running_loop().create_future()
         surplus = self._next_rounds.surplus if self._next_rounds else None
-        store = EngineStore(
-            create_store(self._settings),
-            self._settings.tp,
-            surplus,
-            has_checksums=self._settings.kv_checksums != "off",
-            checks_loads=self._settings.kv_checksums == "all",
-        )
+        has_checksums = self._settings.kv_checksums != "off"
+        store = EngineStore(create_store(self._settings), self._settings.tp, surplus, has_checksums=has_checksums)
         store.on_last_passes = self._last_passes_begun
         self._kv = KvExchange(store, self._make_transport or NixlTransport)
         await self._run_processes(self._kv)
@@ -159,17 +175,16 @@ class SglangEngine:
         kv = self.kv
         await self._end_processes(grace_s=0.0)  # they may hang
         await kv.store.replace_engine()
-        self._lost = asyncio.get_running_loop().create_future()
         await self._run_processes(kv)
 
     async def _run_processes(self, kv: KvExchange[EngineStore]) -> None:
+        self._sglang = sglang = SglangProcesses()
         try:
-            await self._launched(kv)
+            await sglang.start(await asyncio.to_thread(self._arguments, kv))
             await kv.open(_LINK_S)
-            self._info = self._read_info()
-            assert self._lost is not None
-            await warmed_up(self, self._lost)
-            self._take_signals_back()
+            self._info = self._read_info(sglang)
+            await self._warm_up(sglang.lost)
+            sglang.take_signals_back()
         except BaseException as error:
             # SGLang only reports that a rank has ended. The rank has told the reason.
             reason = kv.store.refusal or one_line_of(error)
@@ -178,111 +193,66 @@ class SglangEngine:
                 raise EngineError(f"SGLang did not start: {reason}") from error
             raise
 
-    async def stop(self) -> None:
-        kv, self._kv = self._kv, None
-        await self._end_processes(_STOP_S, kv)
-
-    async def _end_processes(self, grace_s: float, kv: KvExchange[EngineStore] | None = None) -> None:
-        """End SGLang's part of this process, the KV exchange if it is given, then SGLang's own processes."""
-        loop = asyncio.get_running_loop()
-        if self._lost is not None and not self._lost.done():
-            self._lost.cancel()
-        for process in self._processes:
-            with suppress(ValueError):
-                loop.remove_reader(process.sentinel)
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            atexit.unregister(engine.shutdown)
-            await close_manager(engine, self._manager)
-            self._manager = None
-            ignore_quit()
-        if kv is not None:
-            await kv.close()
-        processes, self._processes = self._processes, []
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            await asyncio.to_thread(process.join, grace_s)
-            process.kill()
-            # A process that a driver holds ends late. The worker goes on answering meanwhile.
-            await asyncio.to_thread(process.join)
-            process.close()
-
-    async def wait_lost(self) -> str:
-        """Return, with one line, when one of SGLang's processes has ended."""
-        assert self._lost is not None
-        return await asyncio.shield(self._lost)
-
-    async def _launched(self, kv: KvExchange[EngineStore]) -> None:
-        """Start SGLang's processes, which takes seconds, or minutes with a large model."""
-        ignore_quit()
-        launch = asyncio.get_running_loop().run_in_executor(_launcher, self._launch, kv)
-        try:
-            await asyncio.shield(launch)
-        except asyncio.CancelledError:
-            await asyncio.wait({launch})  # nothing of it may begin later
-            launch.exception()
-            raise
-        finally:
-            for process in self._processes:
-                asyncio.get_running_loop().add_reader(process.sentinel, self._process_ended, process)
-
-    def _launch(self, kv: KvExchange[EngineStore]) -> None:
-        os.environ[ENGINE_FLAG] = "1"
-        _add_scripts_to_path()
+    def _arguments(self, kv: KvExchange[EngineStore]) -> dict[str, Any]:
         on_gpu = choose_gpu(self._settings.device, self._settings.tp)
         if not on_gpu:
             os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-        from workers.engines.sglang_launch import engine_class  # imports SGLang
-
-        # It reports every handler that is not its own as an error.
-        logging.getLogger("sglang.srt.entrypoints.engine").addFilter(lambda record: "SIGQUIT" not in str(record.msg))
-        before = set(multiprocessing.active_children())
-        engine = engine_class(self._keep_manager)
         linker = {
             "control": kv.store.addresses,
             "store": kv.store.memory.place,
             "allow_untested": self._settings.allow_untested,
             "passes": self._passes,
         }
-        arguments = engine_arguments(self._settings, on_gpu=on_gpu, linker=linker, shares_passes=self._shares_passes)
-        # SGLang wants a loop on the thread that starts it, and uses none there.
-        unused = asyncio.new_event_loop()
-        asyncio.set_event_loop(unused)
+        return engine_arguments(self._settings, on_gpu=on_gpu, linker=linker, shares_passes=self._shares_passes)
+
+    async def _warm_up(self, lost: asyncio.Future[str]) -> None:
+        """Run two requests. SGLang waits for ever for requests of a process that has ended or hangs, and this does not.
+
+        Raises:
+            EngineError: a process has ended, or the requests take too long.
+        """
+
+        async def first_requests() -> None:
+            for length in _WARM_UP_TOKENS:
+                tokens = [1 + position % 50 for position in range(min(length, self.info.max_context_tokens - 8))]
+                async for _ in self.generate(EngineRequest(uuid4().hex, "", tokens, 4)):
+                    pass
+
+        requests = asyncio.create_task(first_requests())
+        either: set[asyncio.Future[Any]] = {requests, lost}
         try:
-            # Allocated first: what an engine that fails to start has opened must be closed as well.
-            self._engine = engine.__new__(engine)
-            # SGLang would choose a free port itself, which others could take until the first rank listens there.
-            with reserved_ports("127.0.0.1", 1) as (port,):
-                self._engine.__init__(**{"nccl_port": port, **arguments})
+            await asyncio.wait(either, timeout=WARM_UP_S, return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                raise EngineError(f"{lost.result()} while it warmed up")
+            if not requests.done():
+                raise EngineError(f"SGLang hangs: its first requests took more than {WARM_UP_S:g} s")
+            await requests
         finally:
-            self._processes = [child for child in multiprocessing.active_children() if child not in before]
-            asyncio.set_event_loop(None)
-            unused.close()
+            requests.cancel()
+            await asyncio.wait({requests})
 
-    def _keep_manager(self, manager: Any) -> None:
-        self._manager = manager
+    async def stop(self) -> None:
+        kv, self._kv = self._kv, None
+        await self._end_processes(_STOP_S, kv)
 
-    def _process_ended(self, process: BaseProcess) -> None:
-        asyncio.get_running_loop().remove_reader(process.sentinel)
-        self._end(f"SGLang's process {process.name} ended by itself (exit code {process.exitcode})")
+    async def _end_processes(self, grace_s: float, kv: KvExchange[EngineStore] | None = None) -> None:
+        """End SGLang's part of this process, the KV exchange if it is given, then SGLang's own processes."""
+        if self._sglang is not None:
+            await self._sglang.end_here()
+        if kv is not None:
+            await kv.close()
+        if self._sglang is not None:
+            await self._sglang.end_children(grace_s)
 
-    def _end(self, line: str) -> None:
-        if self._lost is not None and not self._lost.done():
-            self._lost.set_result(line)
+    async def wait_lost(self) -> str:
+        """Return, with one line, when one of SGLang's processes has ended."""
+        assert self._sglang is not None
+        return await asyncio.shield(self._sglang.lost)
 
-    def _take_signals_back(self) -> None:
-        """SGLang installs handlers that end the whole process; the worker decides that itself."""
-        loop = asyncio.get_running_loop()
-        with suppress(ValueError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGTERM)
-            # A child that fails, and SGLang's watchdog of a child that hangs, signal before the child ends, if ever.
-            loop.add_signal_handler(signal.SIGQUIT, self._end, "SGLang reports that one of its processes failed")
-
-    def _read_info(self) -> EngineInfo:
+    def _read_info(self, sglang: SglangProcesses) -> EngineInfo:
         geometry = self.kv.store.geometry
         report_page_size(self._settings, geometry.page_size)
-        limits = self._engine._scheduler_init_result.scheduler_infos[0]
+        limits = sglang.engine._scheduler_init_result.scheduler_infos[0]
         capacity = int(limits["max_total_num_tokens"])
         # SGLang's own limit is 6 tokens below the model's context or the pool. But it admits a prompt only if its
         # pool has room for an answer and a page more. A prompt in between waits for ever, and all others behind it.
@@ -294,7 +264,7 @@ class SglangEngine:
             store_capacity_tokens=self.kv.store.capacity_tokens,
             page_size_tokens=geometry.page_size,
             kv_bytes_per_token=geometry.page_bytes // geometry.page_size,
-            vocabulary_size=int(self._manager.model_config.vocab_size),
+            vocabulary_size=int(sglang.manager.model_config.vocab_size),
             fingerprint=geometry.fingerprint,
             tokenizer=tokenizer_digest(self._settings.model),
         )
@@ -304,7 +274,7 @@ class SglangEngine:
     async def generate(self, request: EngineRequest) -> AsyncGenerator[EngineOutput, None]:
         from workers.engines.sglang_request import logprob_arguments, sampling_params
 
-        if self._lost is not None and self._lost.done():
+        if self._sglang is not None and self._sglang.lost.done():
             raise EngineLostError("SGLang has ended")
         # SGLang refuses a request whose limit exceeds the context, and ends one without a limit a few tokens behind it.
         request = replace(request, max_new_tokens=output_room(request, self.info.max_context_tokens))
@@ -338,20 +308,47 @@ class SglangEngine:
         self, request: EngineRequest, arguments: dict[str, Any], *, loads: bool = True
     ) -> AsyncGenerator[EngineOutput, None]:
         """`generate`, for checked parameters; `loads`: whether stored KV may be loaded."""
-        count = request.choices
-        async with RequestAccount(self, request, loads=loads) as account:
-            if count == 1:
-                outputs = self._choice(request, request.rid, 0, arguments)
-            else:
-                outputs = self._choices(request, count, arguments)
-            async with aclosing(outputs):
+        share = request.share
+        running = _Running(len(request.token_ids), share.on_last_pass if share else None)
+        self._running[request.rid] = running
+        keys = self._keys(request, request.token_ids, request.known_keys)
+        if self._next_rounds:
+            self._next_rounds.begun(
+                request.session_id, len(request.token_ids), request.ttft_slo_s, request.max_new_tokens
+            )
+        try:
+            await self._begin(request, keys, running, loads=loads)
+            async with aclosing(self._choices(request, arguments)) as outputs:
                 async for output in outputs:
-                    account.count(output)
+                    running.count(output)
                     yield output
+        finally:
+            self._running.pop(request.rid, None)
+            if self._kv is not None:
+                # The last token is sampled but not computed: it has no KV yet.
+                keys = self._keys(request, [*request.token_ids, *running.tokens[:-1]], keys)
+                self._kv.store.end_request(request.rid, request.session_id, keys, lambda: self._gone(request.rid))
+
+    async def _begin(self, request: EngineRequest, keys: Sequence[bytes], running: _Running, *, loads: bool) -> None:
+        def pays(tokens: int) -> bool:
+            model, prompt_tokens = self._model, len(request.token_ids)
+            return loads and (model is None or reloading_pays(prompt_tokens, tokens, model, self.info.parallelism))
+
+        try:
+            await self.kv.store.begin_request(
+                request.rid, request.session_id, keys, running.reloaded, pays, is_copy=request.is_copy
+            )
+        except (ConnectionError, TimeoutError) as error:
+            raise EngineLostError(f"SGLang has ended: {error or 'it does not answer'}") from None
+
+    def _keys(self, request: EngineRequest, context: list[int], known: Sequence[bytes]) -> list[bytes]:
+        return page_keys(context, self.info.page_size_tokens, known, tenant=request.tenant)
 
     def _last_passes_begun(self, rids: Sequence[str]) -> None:
         for rid in rids:
-            if (on_last_pass := self._on_last_pass.pop(rid, None)) is not None:
+            running = self._running.get(rid)
+            if running is not None and running.on_last_pass is not None:
+                on_last_pass, running.on_last_pass = running.on_last_pass, None
                 on_last_pass()
 
     def load(self) -> EngineLoad:
@@ -367,7 +364,8 @@ class SglangEngine:
 
         finished = False
         try:
-            stream = await self._engine.async_generate(
+            assert self._sglang is not None
+            stream = await self._sglang.engine.async_generate(
                 input_ids=request.token_ids,
                 rid=rid,
                 session_id=request.session_id or None,
@@ -384,18 +382,26 @@ class SglangEngine:
             finished = True
             raise EngineError(one_line_of(error), 400) from None
         finally:
-            if not finished and self._manager is not None:
-                self._manager.abort_request(rid=rid)
+            if not finished and (manager := self._manager) is not None:
+                manager.abort_request(rid=rid)
 
-    async def gone(self, rid: str) -> None:
+    @property
+    def _manager(self) -> Any:
+        return self._sglang and self._sglang.manager
+
+    async def _gone(self, rid: str) -> None:
         """Return when SGLang works on no choice of a request any more: an abort takes effect after a load."""
         while self._manager is not None and any(known.startswith(rid) for known in self._manager.rid_to_state):  # noqa: ASYNC110
             await asyncio.sleep(_GONE_POLL_S)
 
-    async def _choices(
-        self, request: EngineRequest, count: int, arguments: dict[str, Any]
-    ) -> AsyncGenerator[EngineOutput, None]:
-        """Several choices of one prompt: it is prefilled once, then they run together."""
+    async def _choices(self, request: EngineRequest, arguments: dict[str, Any]) -> AsyncGenerator[EngineOutput, None]:
+        """All choices of a prompt. Where there are several, it is prefilled once, then they run together."""
+        count = request.choices
+        if count == 1:
+            async with aclosing(self._choice(request, request.rid, 0, arguments)) as outputs:
+                async for output in outputs:
+                    yield output
+            return
         parameters = arguments["sampling_params"]
         prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0, **share_params(request.share)}}
         prompt: EngineOutput | None = None
@@ -435,10 +441,3 @@ class SglangEngine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _add_scripts_to_path() -> None:
-    """Let SGLang find `ninja`, which it compiles with, also where the virtual environment is not activated."""
-    scripts, folders = sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath).split(os.pathsep)
-    if scripts not in folders:
-        os.environ["PATH"] = os.pathsep.join([*folders, scripts])

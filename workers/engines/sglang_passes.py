@@ -10,24 +10,70 @@ chose. The policy counts on one reading of the weights for both, so the pause is
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import lcm
 from typing import Any
 
+from msgspec import json
+
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
 from ampd.types import Parallelism, PrefillTask, RunningRound
-from workers.engines.sglang_share import known
-
-log = logging.getLogger(__name__)
+from workers.engines.base import PassShare
+from workers.unfailing import UnfailingSlicing
 
 _OWN = -1
 """Instead of a number of tokens: the chunk that SGLang is configured with."""
+
+_KEY = "ampd_share"
+
+
+# -- what the scheduler knows of a request
+
+
+@dataclass(slots=True)
+class Known:
+    """What the scheduler knows of one request.
+
+    Attributes:
+        task: what was left of its prefill when the worker sent it; None: a request without targets.
+        is_handed_over: its first token came elsewhere.
+        first_s: when its first token came; None: it has not.
+        tells: the worker wants to know of its last pass.
+    """
+
+    task: PrefillTask | None = None
+    is_handed_over: bool = False
+    first_s: float | None = None
+    tells: bool = False
+
+
+def share_params(share: PassShare | None, *, tells: bool = True) -> dict[str, Any]:
+    """The sampling parameters that bring `share` to the scheduler; none without it.
+
+    They are `custom_params`, whose text SGLang passes on as it is. Nothing else reads them, because no request of ours
+    has a logit processor of its own.
+
+    Args:
+        tells: whether the worker wants to know of the request's last pass, if anyone does.
+    """
+    if share is None:
+        return {}
+    about = Known(share.task, share.first_s is not None, share.first_s, tells and share.on_last_pass is not None)
+    return {"custom_params": {_KEY: json.encode(about).decode()}}
+
+
+def known(request: Any) -> Known:
+    """What is known of a request of SGLang. It is kept with the request, because every pass asks again."""
+    found: Known | None = getattr(request, "ampd_known", None)
+    if found is None:
+        text = (request.sampling_params.custom_params or {}).get(_KEY)
+        found = request.ampd_known = Known() if text is None else json.decode(text, type=Known)
+    return found
 
 
 # -- hooks in SGLang's scheduler
@@ -75,7 +121,6 @@ class SchedulerPasses:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._own_tokens: int = scheduler.chunked_prefill_size
-        self._has_failed = False
         self.linker = scheduler.tree_cache.linker.cache_linker
         self.chunk_tokens: int = self._own_tokens
 
@@ -110,36 +155,20 @@ class SchedulerPasses:
         return int(chosen[0])
 
     def _chosen(self, chunked: Any, waiting: Sequence[Any], running: Sequence[Any], now_s: float) -> int:
-        if (sizes := self._sizes) is None:
-            return _OWN
-        try:
-            prefills = Prefills.of(chunked, waiting, self._page_tokens)
-            return chunk_tokens(
-                prefills, running, sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
-            )
-        except Exception:  # a user's policy may raise anything, and the engine must go on
-            self._report()
-            return _OWN
-
-    def _report(self) -> None:
-        """Log the first of all failures."""
-        if not self._has_failed:
-            log.exception("the slicing policy failed: SGLang's own chunks are computed, without another line")
-        self._has_failed = True
+        prefills = Prefills.of(chunked, waiting, self._page_tokens)
+        return chunk_tokens(
+            prefills, running, self._sizes, now_s, page_tokens=self._page_tokens, most_tokens=self._own_tokens
+        )
 
     @property
     def _page_tokens(self) -> int:
         return int(self._scheduler.page_size)
 
     @cached_property
-    def _sizes(self) -> PassSizes | None:
-        """None: what they depend on cannot be loaded. That is tried once, and not before every pass."""
-        parallelism = Parallelism(tp=self._scheduler.tp_group.world_size)
-        try:
-            return pass_sizes(self.linker.passes, parallelism, self._grain_tokens())
-        except Exception:  # as above
-            self._report()
-            return None
+    def _sizes(self) -> PassSizes:
+        names, parallelism = self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size)
+        slicing = UnfailingSlicing(SLICING.create_named(names["slicing"]))
+        return PassSizes(slicing, load_performance_model(names["perf"]), parallelism, self._grain_tokens())
 
     def _grain_tokens(self) -> int:
         """Between which tokens prefills are cut."""
@@ -150,12 +179,6 @@ class SchedulerPasses:
             # Only there a state is kept.
             grain = lcm(grain, mamba_cache_chunk_size())
         return grain
-
-
-def pass_sizes(names: Mapping[str, str], parallelism: Parallelism, page_tokens: int) -> PassSizes:
-    """The sizes of an engine. `names`: `slicing` and `perf` of the worker's settings."""
-    model = load_performance_model(names["perf"])
-    return PassSizes(SLICING.create_named(names["slicing"]), model, parallelism, page_tokens)
 
 
 # -- what they decide, for any objects with the fields of SGLang's requests and batches

@@ -1,25 +1,23 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
-Grammars with bounded costs, the digests of pages where SGLang's extension for them cannot be built, and where the
-ranks' store listens. A rank that does not start tells the worker why. The slicing policy sizes the passes that prefills
-share with the batch. On machines without a GPU also the rotary
-embedding, and a size of the memory that does not change.
+Grammars with bounded costs, and where the ranks' store listens. A rank that does not start tells the worker why. The
+slicing policy sizes the passes that prefills share with the batch. On machines without a GPU also the digests of pages,
+the rotary embedding, and a size of the memory that does not change.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import socket
 import sys
-from functools import cache
-from types import ModuleType
+from array import array
+from datetime import timedelta
+from hashlib import sha256
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from ampd.call_signatures import is_loopback_address
 from ampd.errors import one_line_of
-from workers.engines import page_digests
-from workers.engines.loopback_store import on_loopback
-
-log = logging.getLogger(__name__)
 
 ENGINE_FLAG = "AMPD_SGLANG_ENGINE"
 """Set by AMPD in the environment of its own engines; without it the plugin leaves SGLang as it is."""
@@ -34,36 +32,78 @@ def register() -> None:
     from workers.engines.bounded_grammars import BoundedBackend
     from workers.engines.sglang_passes import defer_prefill, sized_prefill
 
-    digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
-    on_gpu = torch.cuda.is_available()
     grammars = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend"
     HookRegistry.register(grammars, BoundedBackend, HookType.REPLACE)
-    HookRegistry.register(digests, native_or_hashlib if on_gpu else with_hashlib, HookType.AROUND)
     HookRegistry.register("torch.distributed.rendezvous._create_c10d_store", on_loopback, HookType.AROUND)
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.__init__", tell_failure, HookType.AROUND)
     HookRegistry.register(f"{scheduler}._should_defer_prefill", defer_prefill, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.get_new_batch_prefill", sized_prefill, HookType.AROUND)
-    if not on_gpu:
+    if not torch.cuda.is_available():
+        digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
+        HookRegistry.register(digests, with_hashlib, HookType.AROUND)
         HookRegistry.register("sglang.srt.utils.common.get_free_cpu_memory", memory_bytes, HookType.AROUND)
         rotary = "sglang.srt.layers.rotary_embedding.base.RotaryEmbedding.__init__"
         HookRegistry.register(rotary, with_torch_rotary, HookType.AROUND)
 
 
 def with_hashlib(_load: Any) -> Any:
-    """Our module for digests: beside an engine on the CPU they cost nothing, and the build delays the first start."""
-    return page_digests
+    """Our function for digests: beside an engine on the CPU it costs nothing, and SGLang's own has to be compiled."""
+    return SimpleNamespace(get_hash=get_hash)
 
 
-@cache  # a build that fails is not tried again at each look-up
-def native_or_hashlib(load: Any) -> Any:
-    """SGLang's compiled module for digests, or ours where it cannot be built (no compiler, ninja or headers)."""
-    try:
-        return load()
-    except RuntimeError as error:
-        reason = error.__cause__ or error
-        log.warning("digests of pages use hashlib because SGLang's extension was not built: %s", reason)
-        return page_digests
+def get_hash(
+    raw_tokens: array[int],
+    logical_len: int,
+    _unit_width: int,
+    _is_bigram: bool,
+    prior_digest: bytes | None,
+    page_size: int | None = None,
+) -> str | list[str]:
+    """Chained SHA-256 digests of token pages, as SGLang's `hash_binding.cpp` makes them for units of one token.
+
+    Args:
+        raw_tokens: token ids of 32 bits; may be longer than needed.
+        logical_len: tokens to hash.
+        prior_digest: digest of what precedes the tokens (32 bytes).
+
+    Returns:
+        The hexadecimal digest of each page, or one digest of all tokens without `page_size`.
+    """
+    words = memoryview(array("I", raw_tokens[:logical_len])).cast("B")
+    digest, digests = prior_digest or b"", []
+    if page_size is None:
+        return sha256(digest + words).hexdigest()
+    for start in range(0, len(words), 4 * page_size):
+        digest = sha256(digest + words[start : start + 4 * page_size]).digest()
+        digests.append(digest.hex())
+    return digests
+
+
+def on_loopback(
+    original: Any, hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
+) -> Any:
+    """Make the store by which ranks meet as `original` (`torch.distributed.rendezvous._create_c10d_store`) does.
+
+    Where the ranks meet at a loopback address, the store of the first rank listens there and nowhere else. By itself
+    torch listens on all addresses.
+    """
+    if rank or not is_loopback_address(hostname):
+        return original(hostname, port, rank, world_size, timeout, use_libuv)
+    from torch.distributed import TCPStore
+
+    family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
+    listener = socket.create_server((hostname, port), family=family)
+    return TCPStore(
+        host_name=hostname,
+        port=listener.getsockname()[1],
+        world_size=world_size,
+        is_master=True,
+        timeout=timeout,
+        multi_tenant=True,
+        use_libuv=use_libuv,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def tell_failure(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,38 +134,14 @@ def memory_bytes(_free: Any) -> int:
     return total if limit is None else min(total, limit)
 
 
-def with_torch_rotary(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Where SGLang falls back to vLLM's compiled kernel (absent here), give it the same function in torch."""
+def with_torch_rotary(original: Any, layer: Any, *args: Any, **kwargs: Any) -> None:
+    """Let a layer use its function in torch. SGLang would take vLLM's compiled kernel, which is absent here."""
     name = "vllm._custom_ops"
-    if name in sys.modules:
-        return original(*args, **kwargs)
     stand_in = ModuleType(name)
-    stand_in.rotary_embedding = rotary_embedding  # type: ignore[attr-defined]
+    stand_in.rotary_embedding = None  # type: ignore[attr-defined]
     sys.modules[name] = stand_in
     try:
-        return original(*args, **kwargs)
+        original(layer, *args, **kwargs)
     finally:
         del sys.modules[name]
-
-
-def rotary_embedding(
-    positions: Any, query: Any, key: Any, head_size: int, cos_sin_cache: Any, is_neox_style: bool
-) -> None:
-    """Rotate query and key in place.
-
-    Args:
-        positions: [tokens].
-        query, key: [tokens, heads * head_size], rotated in the first `rotary` dimensions of each head.
-        cos_sin_cache: [positions, rotary]: cosines, then sines.
-        is_neox_style: halves of the head are the pairs; otherwise neighbours are.
-    """
-    import torch
-
-    cos, sin = cos_sin_cache.index_select(0, positions.flatten()).chunk(2, dim=-1)
-    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    rotary = 2 * cos.shape[-1]
-    for states in (query, key):
-        heads = states.view(positions.numel(), -1, head_size)[..., :rotary]
-        first, second = heads.chunk(2, dim=-1) if is_neox_style else (heads[..., ::2], heads[..., 1::2])
-        pair = first * cos - second * sin, second * cos + first * sin
-        heads.copy_(torch.cat(pair, dim=-1) if is_neox_style else torch.stack(pair, dim=-1).flatten(-2))
+    layer._forward_method = layer.forward_native

@@ -8,10 +8,8 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
-from enum import Enum, auto
 from typing import Any, cast
 
-from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from workers.engines.base import (
     Engine,
@@ -22,7 +20,6 @@ from workers.engines.base import (
     EngineOutput,
     EngineRequest,
     RestartableEngine,
-    WatchedEngine,
 )
 from workers.kv.exchange import KvExchange
 
@@ -42,19 +39,8 @@ STALL_FLOOR_S = 60.0
 STALL_FACTOR = 10.0
 """An engine hangs if it stands still for this many times the predicted time of the longest prefill that it has."""
 
-QUIET_SHARE = 0.05
-"""Prompts are compared with the stored KV after this share of `STALL_FLOOR_S` without progress: it takes some time."""
-
 CHECK_INTERVAL_S = 0.5
 _UNWIND_S, _UNWIND_POLL_S = 5.0, 0.005
-
-
-class _Prefill(Enum):
-    """What has happened to the prefill of a call without output."""
-
-    SAME = auto()
-    FURTHER = auto()
-    COMPLETE = auto()
 
 
 class _Call:
@@ -69,14 +55,12 @@ class _Call:
         task: the task that waits for its next output; None: the caller does not ask for one now.
     """
 
-    __slots__ = ("_begun", "_choice_s", "_keys", "_request", "_stored_pages", "start", "task", "was_failed")
+    __slots__ = ("_begun", "_choice_s", "_choices", "start", "task", "was_failed")
 
     def __init__(self, request: EngineRequest, choice_s: float, start: int) -> None:
-        self._request = request
+        self._choices = request.choices
         self._choice_s = choice_s
         self._begun: set[int] = set()
-        self._keys: list[bytes] | None = None
-        self._stored_pages: int | None = None
         self.start = start
         self.task: asyncio.Task[Any] | None = None
         self.was_failed = False
@@ -87,12 +71,7 @@ class _Call:
 
         Each choice counts until its first output, because an engine may begin some choices long before others.
         """
-        return self._choice_s * (self._request.choices - len(self._begun))
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether `computed` has nothing to compare with yet."""
-        return self._stored_pages is None and not self._begun
+        return self._choice_s * (self._choices - len(self._begun))
 
     def lost(self, line: str) -> EngineLostError:
         """The call's error when the engine was lost under it."""
@@ -102,27 +81,12 @@ class _Call:
         """Note which choice has an output."""
         self._begun.add(output.index)
 
-    async def computed(self, kv: KvExchange[Any], page_tokens: int) -> _Prefill:
-        """How far its prefill has come since the last time that this was asked, by the KV that is stored."""
-        if self._begun:
-            return _Prefill.SAME
-        if self._keys is None:
-            request = self._request
-            self._keys = page_keys(request.token_ids, page_tokens, request.known_keys, tenant=request.tenant)
-        before, now = self._stored_pages, (await kv.serve({"op": "match", "keys": self._keys})).get("matched", 0)
-        self._stored_pages = now
-        # What was stored at first may be of an earlier round, and the request may not have begun.
-        if before is None or now <= before:
-            return _Prefill.SAME
-        return _Prefill.COMPLETE if now == len(self._keys) else _Prefill.FURTHER
-
 
 class SupervisedEngine:
-    """`Engine` and `WatchedEngine` around another engine. `wait_lost` must run, because it does the supervision.
+    """`Engine` around another engine. `wait_lost` must run, because it does the supervision.
 
-    An engine stands still while calls wait for it and no output comes. A long prefill is progress: more KV of the
-    prompt of a waiting call. But when a prefill is complete, its first token is due. From then on only an output is
-    progress, because the part of an engine that computes can go on while the part that answers stands still.
+    An engine stands still while calls wait for it and no output comes. It computes one prefill after another, and each
+    ends with an output. So it hangs if none comes for many times the predicted time of the longest.
 
     Time in which no call waits does not count. So clients that give up early do not hide it.
 
@@ -136,8 +100,6 @@ class SupervisedEngine:
         self._clock = clock
         self._waiting: set[_Call] = set()
         self._progress_s = self._idle_since_s = clock()
-        self._activity = 0
-        self._owes_output = False
         self._lost: str | None = None
         self._loss_seen = asyncio.Event()
         self._starts = 0
@@ -190,7 +152,7 @@ class SupervisedEngine:
                 async with absence(), asyncio.timeout(LONGEST_RESTART_S):
                     await self._engine.restart()
                     self._starts += 1
-                    self._progress_s, self._owes_output = self._clock(), False
+                    self._progress_s = self._clock()
                     self._loss_seen.clear()
                     self._lost = None
             except EngineError as error:
@@ -201,7 +163,7 @@ class SupervisedEngine:
 
     async def _loss(self) -> str:
         """Return, with one line, when the engine has ended or hangs, or when a call found it so."""
-        ended = asyncio.create_task(self._ended())
+        ended = asyncio.create_task(self._engine.wait_lost())
         seen = asyncio.create_task(self._loss_seen.wait())
         try:
             while True:
@@ -210,7 +172,6 @@ class SupervisedEngine:
                 self._leave_out_pause(checked_s)
                 if ended.done():
                     return ended.result()
-                await self._note_prefills()
                 if line := self._lost or self._standstill():
                     return line
         finally:
@@ -258,13 +219,8 @@ class SupervisedEngine:
             self._idle_since_s = self._clock()
         if output is not None:
             call.take(output)
-        self._progress_s, self._owes_output = self._clock(), False
+        self._progress_s = self._clock()
         return output
-
-    async def _ended(self) -> str:
-        if isinstance(self._engine, WatchedEngine):
-            return await self._engine.wait_lost()
-        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
     def _leave_out_pause(self, checked_s: float) -> None:
         """Do not count the time in which this process did not run (it was stopped, or its machine was).
@@ -276,19 +232,6 @@ class SupervisedEngine:
         paused_s = now_s - checked_s - CHECK_INTERVAL_S
         if paused_s > CHECK_INTERVAL_S:
             self._progress_s = min(now_s, self._progress_s + paused_s)
-
-    async def _note_prefills(self) -> None:
-        """Count it as progress if a waiting prefill has come further, unless an output is due."""
-        is_quiet = self._clock() - self._progress_s >= QUIET_SHARE * STALL_FLOOR_S
-        if self._owes_output or not is_quiet:
-            return
-        has_more = self.kv.activity != self._activity
-        self._activity = self.kv.activity
-        calls = [call for call in self._waiting if has_more or call.is_unknown]
-        found = {await call.computed(self.kv, self.info.page_size_tokens) for call in calls}
-        if found - {_Prefill.SAME}:
-            self._progress_s = self._clock()
-        self._owes_output = _Prefill.COMPLETE in found
 
     def _standstill(self) -> str | None:
         """One line if the engine hangs."""

@@ -43,8 +43,6 @@ class EngineStore:
         surplus: as the directory's.
         clock: any monotonic clock.
         has_checksums: each record gets a checksum when it is written. It is verified when another worker has read it.
-        checks_loads: it is also verified before a request may load the record. That runs on the event loop, because
-            a request asks at once for what it may load.
 
     Attributes:
         changed: called when sessions may hold more or less than before.
@@ -60,7 +58,6 @@ class EngineStore:
         clock: Callable[[], float] = time.monotonic,
         *,
         has_checksums: bool = False,
-        checks_loads: bool = False,
     ) -> None:
         self.memory = memory
         self.changed: Callable[[], None] = lambda: None
@@ -68,7 +65,6 @@ class EngineStore:
         self._ranks = ranks
         self._surplus = surplus
         self._has_checksums = has_checksums
-        self._checks_loads = checks_loads
         self._clock = clock
         self._directory: StoreDirectory | None = None
         self._geometry: KvGeometry | None = None
@@ -106,11 +102,6 @@ class EngineStore:
     def capacity_tokens(self) -> int:
         """How many tokens of context the store has room for, without the records of windows and states."""
         return self.memory.size_bytes // self.geometry.page_bytes * self.geometry.page_size
-
-    @property
-    def activity(self) -> int:
-        """Grows whenever the engine has computed pages."""
-        return self._offers.decided if self._offers else 0
 
     @property
     def refusal(self) -> str:
@@ -166,8 +157,6 @@ class EngineStore:
 
     def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:
         """Protect the stored part of a context until `unprotect`, because a request may load it."""
-        if self._has_checksums and self._checks_loads:
-            self._drop_damaged(keys)
         return self.directory.protect(rid, keys, self._clock())
 
     async def begin_request(
@@ -295,20 +284,6 @@ class EngineStore:
         return sum(
             len(places.offsets) * self.geometry.pool(name).record_bytes for name, places in reservation.offsets.items()
         )
-
-    def _drop_damaged(self, keys: Sequence[bytes]) -> None:
-        with memoryview(self.memory.map) as memory:
-
-            def is_intact(pool: str, offset: int, checksum: int) -> bool:
-                return checksums_at(memory, [offset], self.geometry.pool(pool).record_bytes) == [checksum]
-
-            tokens = self.directory.drop_damaged(keys, is_intact)
-        if tokens and self.directory.evicted_tokens["damaged"] == tokens:
-            log.error(
-                "KV store: records are not as they were written (%d tokens): they are dropped and computed again, and "
-                "so are all that follow, without another line; check the memory of this machine",
-                tokens,
-            )
 
     def _receive(self, rank: int, message: ToWorker) -> None:
         if isinstance(message, Loaded):

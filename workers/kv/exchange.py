@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from ampd.wire import KvReply, KvRequest
-from workers.kv.peer_reads import Descriptor, KvPeers, KvStore, PeerReads, Transport
+from workers.kv.peer_reads import Descriptor, KvPeers, KvStore, PeerReads, Transport, encode_descriptor
 from workers.kv.store.directory import StoreFigures
 
 log = logging.getLogger(__name__)
@@ -94,11 +94,6 @@ class KvExchange(Generic[Store]):
         """Size and use of the store; cheap, no I/O."""
         return self.store.directory.figures
 
-    @property
-    def activity(self) -> int:
-        """Grows whenever KV was computed. An engine that computes a long prefill shows it here."""
-        return self.store.activity
-
     # -- what other workers ask
 
     async def serve(self, request: KvRequest) -> KvReply:
@@ -135,7 +130,7 @@ class KvExchange(Generic[Store]):
         if self._transport is None:
             raise ConnectionError("the exchange is not open")
         self._transport.let_read(time.monotonic() + lease.ttl_s)
-        descriptor = Descriptor(self.store.geometry, *self.store.place, self._transport.metadata).encode()
+        descriptor = encode_descriptor(Descriptor(self.store.geometry, *self.store.place, self._transport.metadata))
         records = {pool: (list(places.names), list(places.offsets)) for pool, places in lease.records.items()}
         reply = KvReply(lease_id=lease.id, matched=lease.pages, records=records, descriptor=descriptor)
         if any(checksum is not None for found in lease.checksums.values() for checksum in found):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -137,27 +138,11 @@ def mismatch(ours: KvGeometry, theirs: KvGeometry) -> str | None:
     """Why two workers cannot exchange KV, in one line; None if they can."""
     if ours.page_size != theirs.page_size:
         return f"page size differs: {ours.page_size} tokens here, {theirs.page_size} there"
-    here, there = ([pool.name for pool in geometry.pools] for geometry in (ours, theirs))
-    if here != there:
-        return f"KV pools differ: {', '.join(here)} here, {', '.join(there)} there"
-    for mine, other in zip(ours.pools, theirs.pools, strict=True):
-        if reason := _pool_mismatch(mine, other):
-            return f"KV pool {mine.name}: {reason}"
+    for here, there in zip_longest(ours.pools, theirs.pools):
+        if here != there:
+            return f"KV pools differ: {here} here, {there} there"
     if ours.fingerprint != theirs.fingerprint:
         return f"weights or settings differ: fingerprint {ours.fingerprint[:16]} here, {theirs.fingerprint[:16]} there"
-    return None
-
-
-def _pool_mismatch(ours: PoolGeometry, theirs: PoolGeometry) -> str | None:
-    if ours.window_pages != theirs.window_pages:
-        return f"window differs: {ours.window_pages} pages here, {theirs.window_pages} there"
-    here, there = ([section.name for section in pool.sections] for pool in (ours, theirs))
-    if here != there:
-        return f"sections differ: {', '.join(here)} here, {', '.join(there)} there"
-    for mine, other in zip(ours.sections, theirs.sections, strict=True):
-        for name, unit in (("heads", "heads"), ("layers", "layers"), ("head_bytes", "bytes per head and layer")):
-            if getattr(mine, name) != getattr(other, name):
-                return f"section {mine.name} has {getattr(mine, name)} {unit} here, {getattr(other, name)} there"
     return None
 
 

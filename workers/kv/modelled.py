@@ -30,7 +30,6 @@ class ModelledStore:
 
     Attributes:
         changed: called when sessions may hold more or less than before.
-        activity: pages that were computed so far.
     """
 
     def __init__(
@@ -50,7 +49,6 @@ class ModelledStore:
         self.geometry = KvGeometry(fingerprint, page_size, (pool,))
         self.directory = StoreDirectory(size_bytes, page_size, [pool], surplus)
         self.changed: Callable[[], None] = lambda: None
-        self.activity = 0
         self._clock = clock
 
     async def open(self, timeout_s: float) -> None:
@@ -84,7 +82,6 @@ class ModelledStore:
         """Store the pages of a context that has been computed, unless the store has no room for them."""
         reservation = self.directory.reserve(session_id, {_POOL: keys}, self._clock())
         if reservation is not None:
-            self.activity += len(reservation.offsets[_POOL])
             self.directory.written(reservation.id)
         self.changed()
 

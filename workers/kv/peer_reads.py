@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol
+from typing import Protocol
 
-from msgspec import DecodeError, Struct, ValidationError
+from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from ampd.background_tasks import BackgroundTasks
@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 _LEASE_MARGIN_S = 2.0
 """A lease outlives the read that it protects by this much; the reader's own limit comes first."""
 _CLEAN_UP_S = 5.0
-
-_MOST_FOREIGN = 1024
 
 Keys = Mapping[str, Sequence[bytes]]
 """By pool, the keys of consecutive pages."""
@@ -56,11 +54,6 @@ class KvStore(Protocol):
     @property
     def place(self) -> tuple[int, int]:
         """Where the store lies in this process, and its bytes."""
-        ...
-
-    @property
-    def activity(self) -> int:
-        """Grows whenever the engine has computed pages."""
         ...
 
     async def open(self, timeout_s: float) -> None:
@@ -99,21 +92,10 @@ class Descriptor(Struct, frozen=True):
     size_bytes: NotNegative
     agent: bytes
 
-    def encode(self) -> bytes:
-        return _encoder.encode(self)
 
-
-_encoder = Encoder()
-_decoder = Decoder(Descriptor)
-
-
-def decode_descriptor(data: bytes) -> Descriptor:
-    """The counterpart of `Descriptor.encode`. Raises `ValueError` for anything else."""
-    try:
-        descriptor: Descriptor = _decoder.decode(data)
-    except (DecodeError, ValidationError, TypeError, RecursionError) as error:
-        raise ValueError(f"not a KV descriptor: {error}") from None
-    return descriptor
+encode_descriptor = Encoder().encode
+decode_descriptor = Decoder(Descriptor).decode
+"""It raises `ValueError` for anything else than a descriptor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +137,6 @@ class PeerReads:
         self._transport = transport
         self._peers = peers
         self._clock = clock
-        self._foreign = ForeignPeers()
         self._arrivals = Arrivals()
         self._late = BackgroundTasks()
 
@@ -171,7 +152,6 @@ class PeerReads:
             ValueError: the worker has another kind of KV, or its answer makes no sense.
             RuntimeError: the store has no room, or the worker refused.
         """
-        self._foreign.check(source)
         size, is_complete = 0, False
         while not is_complete:
             more, is_complete = await self._read_once(rid, keys, expected, source, deadline_s)
@@ -193,7 +173,7 @@ class PeerReads:
         try:
             lease.descriptor = decode_descriptor(reply["descriptor"])
             if different := mismatch(self._store.geometry, lease.descriptor.geometry):
-                self._foreign.refuse(source, different)
+                raise ValueError(f"{source} has another kind of KV: {different}")
             lease.offsets = _checked(reply["records"], len(keys), lease.descriptor)
             lease.checksums = reply.get("checksums") or {}
             return await self._read_leased(rid, keys, lease, deadline_s)
@@ -334,45 +314,6 @@ def _checked(records: Mapping[str, LeasedRecords], asked: int, descriptor: Descr
             raise ValueError("pages outside of the store were named")
         checked[pool] = dict(zip(indices, offsets, strict=True))
     return checked
-
-
-class ForeignPeers:
-    """Refuses workers whose KV belongs to other weights or settings, and logs each of them once.
-
-    A worker that starts again has another id. Of more than `most` workers, those that were asked for least recently are
-    forgotten, because no round names a worker that is gone.
-    """
-
-    def __init__(self, most: int = _MOST_FOREIGN) -> None:
-        self._most = most
-        self._differences: dict[str, str] = {}
-
-    def __len__(self) -> int:
-        return len(self._differences)
-
-    def check(self, worker_id: str) -> None:
-        """Refuse a worker that was refused before, without asking it again. Raises as `refuse`."""
-        if worker_id in self._differences:
-            self.refuse(worker_id, self._differences[worker_id])
-
-    def refuse(self, worker_id: str, difference: str) -> NoReturn:
-        """Raise the error of a read. `difference`: what differs.
-
-        Raises:
-            ValueError: always.
-        """
-        is_new = self._differences.pop(worker_id, None) is None
-        self._differences[worker_id] = difference
-        if len(self._differences) > self._most:
-            del self._differences[next(iter(self._differences))]
-        if is_new:
-            log.warning(
-                "worker %s has another kind of KV than this worker (%s): nothing is read from it, its KV is computed "
-                "here; do both run the same weights, engine arguments and version of SGLang?",
-                worker_id,
-                difference,
-            )
-        raise ValueError(f"{worker_id} has another kind of KV: {difference}")
 
 
 class Arrivals:

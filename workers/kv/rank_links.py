@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 CALL_TIMEOUT_S = 30.0
-"""A rank that copies for a forward pass answers after the pass, and passes of long prefills take seconds on a GPU."""
+"""A rank answers at once, also while it copies. But its process may compile kernels meanwhile."""
 
 
 class RankLinks:

@@ -5,7 +5,7 @@ Keys of pages travel as one string of bytes per pool, because a long context has
 
 from __future__ import annotations
 
-from msgspec import DecodeError, Struct, ValidationError
+from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from ampd.page_keys import KEY_BYTES
@@ -122,31 +122,10 @@ class Done(Struct, tag=True, frozen=True):
 ToRank = Write | Allow | Drop | Settle
 ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | Done
 
-_encoder = Encoder()
-_to_rank = Decoder(ToRank)
-_to_worker = Decoder(ToWorker)
-
-
-def encode(message: ToRank | ToWorker) -> bytes:
-    return _encoder.encode(message)
-
-
-def decode_to_rank(data: bytes) -> ToRank:
-    """Raises `ValueError` for anything else than a message to a rank."""
-    try:
-        message: ToRank = _to_rank.decode(data)
-    except (DecodeError, ValidationError) as error:
-        raise ValueError(f"not a message to a rank: {error}") from None
-    return message
-
-
-def decode_to_worker(data: bytes) -> ToWorker:
-    """Raises `ValueError` for anything else than a message to the worker."""
-    try:
-        message: ToWorker = _to_worker.decode(data)
-    except (DecodeError, ValidationError) as error:
-        raise ValueError(f"not a message to the worker: {error}") from None
-    return message
+encode = Encoder().encode
+decode_to_rank = Decoder(ToRank).decode
+decode_to_worker = Decoder(ToWorker).decode
+"""It raises `ValueError` for anything else than a message to the worker, and `decode_to_rank` than one to a rank."""
 
 
 def split(keys: bytes) -> list[bytes]:

@@ -34,7 +34,7 @@ from ampd.state.schema import Schema
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Parallelism
-from workers.engines.sglang_limits import check_degree
+from workers.engines.sglang_settings import check_degree
 from workers.kv.geometry import TRIED_DEGREES
 from workers.kv.store_memory import MINIMUM_BYTES, available_bytes, default_size_bytes
 

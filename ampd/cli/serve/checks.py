@@ -18,8 +18,7 @@ from ampd.policies import registry
 from ampd.policies.expectations import disagreement
 from ampd.types import Parallelism
 from router.settings import PARSER_NAMES, check_parser
-from workers.engines.planned_output import OutputPlanner
-from workers.engines.replies import Replies
+from workers.engines.replies import OutputPlanner, Replies
 
 _WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY = "anon_inode:inotify"

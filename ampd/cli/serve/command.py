@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 from ampd.cli.serve import checks
-from ampd.cli.serve.devices import default_perf, visible_gpus, worker_environments
+from ampd.cli.serve.devices import default_perf, shared_gpu, visible_gpus, worker_environments
 from ampd.cli.serve.graph import (
     COORDINATOR,
     FRONTEND,
@@ -153,7 +153,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
     checks.check_replies(settings, model_path)
     port = checks.claim_port(settings.host, settings.port)
-    environments = _worker_environments(settings)
+    environments = _worker_environments(settings, model_path)
     count = len(environments) + settings.coordinators if settings.metrics else 0
     with (
         _state_url(settings) as state_url,
@@ -174,14 +174,17 @@ def run(argv: Sequence[str]) -> int:
             return asyncio.run(_serve(settings, site, log_dir))
 
 
-def _worker_environments(settings: ServeSettings) -> list[dict[str, str]]:
+def _worker_environments(settings: ServeSettings, model: Path) -> list[dict[str, str]]:
     roles, cpus = settings.worker_roles(), os.cpu_count() or 1
     if settings.engine is EngineName.MODELLED:
         return worker_environments([1] * len(roles), [], cpus)
-    devices = worker_environments([settings.degree(role) for role in roles], visible_gpus(), cpus)
+    gpus = visible_gpus()
+    devices = worker_environments([settings.degree(role) for role in roles], gpus, cpus)
+    limits = shared_gpu(model, len(roles)) if len(gpus) == 1 and len(roles) > 1 else {}
     # A worker's own default would leave nothing to the others. A user's value is per worker.
     store_gib = os.environ.get(_STORE_SIZE) or f"{default_size_bytes(len(roles)) / GIB:.3f}"
-    return [{**environment, _STORE_SIZE: store_gib} for environment in devices]
+    own = {name: os.environ.get(name, value) for name, value in limits.items()}
+    return [{**environment, **own, _STORE_SIZE: store_gib} for environment in devices]
 
 
 @contextlib.contextmanager

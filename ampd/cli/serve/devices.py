@@ -15,7 +15,10 @@ from pathlib import Path
 from ampd.cli.serve.settings import TINY
 from ampd.errors import UserError
 from ampd.perf.presets import load_performance_model
-from ampd.perf.roofline import GPUS, preset_of
+from ampd.perf.roofline import GPUS, MEMORY_SHARE, preset_of
+from ampd.settings import PREFIX
+from ampd.types import GIB
+from workers.engines.modelled_tokens import read_model_folder
 
 # -- finds the GPUs of this machine, and divides them or the CPU cores among the workers of a local graph
 
@@ -103,6 +106,32 @@ def visible_gpus() -> list[str]:
 def _chosen() -> list[str] | None:
     chosen = os.environ.get(GPUS_VARIABLE)
     return None if chosen is None else [gpu.strip() for gpu in chosen.split(",") if gpu.strip()]
+
+
+def shared_gpu(model: Path, engines: int) -> dict[str, str]:
+    """Limits with which engines share the GPU of this machine. By itself the first of them would take all its memory.
+
+    Args:
+        model: folder of the model that each of them loads.
+
+    Returns:
+        An environment of each worker; empty if the driver does not know the memory.
+
+    Raises:
+        UserError: the weights leave no memory for KV.
+    """
+    memory_mib = min((gpu.memory_mib - gpu.used_mib for gpu in found_gpus() if gpu.memory_mib), default=0)
+    if not memory_mib:
+        return {}
+    weight_bytes = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    share_bytes = MEMORY_SHARE.usable_share * (memory_mib << 20) / engines - MEMORY_SHARE.reserve_bytes
+    tokens = int((share_bytes - weight_bytes) // read_model_folder(model).kv_bytes_per_token)
+    if tokens < 1:
+        raise UserError(
+            f"ampd serve: {engines} engines with {weight_bytes / GIB:.1f} GiB of weights each do not fit into the "
+            f"{memory_mib / 1024:.1f} GiB that the GPU has free; use fewer workers, a smaller model or more GPUs"
+        )
+    return {f"{PREFIX}MAX_TOTAL_TOKENS": str(tokens), f"{PREFIX}MEM_FRACTION": str(MEMORY_SHARE.usable_share)}
 
 
 def worker_environments(degrees: Sequence[int], gpus: Sequence[str], cpus: int) -> list[dict[str, str]]:

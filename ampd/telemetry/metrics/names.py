@@ -79,7 +79,7 @@ PREFILLS = INITIAL, INCREMENTAL = ("initial", "incremental")
 PARTS = HISTORY, INCREMENT = ("history", "increment")
 """Of a prompt; also the directions of KV: the history goes to a prefill worker, the increment comes back."""
 LOSSES = WORKER_LOST, EVICTED, IDLE = ("worker-lost", "evicted", "idle")
-EVICTION_CAUSES = ("unused", "surplus", "idle", "damaged")
+EVICTION_CAUSES = ("unused", "surplus", "idle")
 REFUSALS = ("missing", "wrong", "old", "repeated")
 ROUTE_NAMES = ("local", "remote")
 ROLES = ("prefill", "decode", "mixed")
@@ -335,7 +335,7 @@ STORE_EVICTED = _counter(
     "ampd_kv_store_evicted_tokens_total",
     _WORKER,
     "Tokens whose KV the store dropped, by cause: unused (of no session), surplus (the next round can compute them "
-    "again within its target), idle (of a session between two rounds), or damaged (with --kv-checksums all).",
+    "again within its target), or idle (of a session between two rounds).",
     {"cause": EVICTION_CAUSES},
 )
 

@@ -17,7 +17,7 @@ from ampd.types import Role
 from planner import plan_command
 from planner.layout.layout import layout_label
 from planner.manifest.planned import _PARSERS, SECRETS
-from workers.engines.sglang_limits import check_degree
+from workers.engines.sglang_settings import check_degree
 
 from .lab import built, by_identity, components, graph_of, main, needs_kubectl
 

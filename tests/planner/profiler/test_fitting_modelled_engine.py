@@ -59,7 +59,7 @@ TRUTH = PiecewiseModel(
         kv_transfers=(TRANSFER,),
     )
 )
-MODULES = ("ampd.cli.profile", "workers.engines.time_line", "workers.kv.modelled")
+MODULES = ("ampd.cli.profile", "workers.engines.modelled_request", "workers.kv.modelled")
 
 
 async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: int = 65_536) -> tuple[Points, int]:

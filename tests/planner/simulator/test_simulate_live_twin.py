@@ -160,7 +160,7 @@ def _live(
     async def main() -> dict[tuple[str, int], Times]:
         return await LiveWorkers(ordering, slicing).play(sessions, remote)
 
-    return run_virtually(main(), monkeypatch, "workers.engines.time_line")
+    return run_virtually(main(), monkeypatch, "workers.engines.modelled_request")
 
 
 def _rounds(*rounds: tuple[int, int], keep: dict[int, int] | None = None) -> tuple[Round, ...]:

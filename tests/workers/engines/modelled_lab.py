@@ -17,7 +17,7 @@ from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineOutput, EngineRequest, PassShare
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
-from workers.engines.planned_output import OutputPlanner
+from workers.engines.replies import OutputPlanner
 from workers.kv.exchange import KvFetch
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampd.errors import UserError
-from workers.engines.chat_template import ChatTemplate
+from workers.engines.replies import ChatTemplate
 
 CALL = {"type": "function", "function": {"name": "search", "arguments": {"q": "ü"}}}
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
 from workers.engines import check_engine, create_engine, settings_model
 from workers.engines.sglang_settings import engine_arguments
@@ -68,3 +69,11 @@ def test_sglang_without_cut_prefills_is_refused_before_the_worker_joins_its_grap
     check_engine(settings("sglang", with_weights, "slack", **uncut), "worker")
     with pytest.raises(UserError, match=r"^worker: --engine-args: chunked_prefill_size=-1 does not work"):
         check_engine(settings("sglang", with_weights, "slack(mixes=true)", **uncut), "worker")
+
+
+def test_a_profile_without_times_of_reloads_is_refused(model_folder: Path) -> None:
+    model = load_performance_model("tiny-cpu")
+    assert isinstance(model, PiecewiseModel)
+    lacking = PiecewiseModel(model.profile.model_copy(update={"kv_bytes_per_token": None}))
+    with pytest.raises(UserError, match="add its kv_bytes_per_token"):
+        create_engine(settings("modelled", model_folder, "slack"), lacking)

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ampd.errors import UserError
 from ampd.page_keys import page_keys
 from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, protects_nothing, run, tokens
@@ -311,19 +310,6 @@ async def test_a_session_whose_reload_takes_longer_than_its_computation_is_compu
         assert lab.times.prefills[-1] == (6 * PAGE, 384 - 6 * PAGE)
 
 
-async def test_a_profile_without_times_of_reloads_is_said_once(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
-    def lacks(*_: object) -> float:
-        raise UserError("old.json: no times of reloads")
-
-    lab.times.reload_s = lacks
-    async with lab.engine("S", capacity=400) as engine:
-        for _ in range(2):
-            for seed in (1, 2):
-                last = (await run(engine, prompt_of(320, seed), 4, session=f"s{seed}"))[-1]
-        assert (last.reloaded_tokens, last.reload_s) == (240, 0.0)
-    assert caplog.messages == ["KV is reloaded from the store in no time: old.json: no times of reloads"]
-
-
 async def test_a_session_that_left_device_and_store_is_computed_again(lab: Lab) -> None:
     async with lab.engine("S", capacity=500, store=500) as engine:
         await run(engine, prompt_of(320), 4)
@@ -428,7 +414,7 @@ async def test_a_failing_time_line_ends_everybody_and_says_so(lab: Lab, engine: 
 @pytest.mark.slow
 async def test_nothing_heavy_is_imported() -> None:
     program = (
-        "import sys, workers.__main__, workers.component, workers.engines.modelled_factory;"
+        "import sys, workers.__main__, workers.component, workers.engines.modelled;"
         "print(sorted({'torch', 'sglang', 'nixl', 'transformers', 'numpy'} & set(sys.modules)))"
     )
     done = run_process([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: ASYNC221

@@ -11,7 +11,7 @@ from ampd.serving.kv_tiers import Tiers
 from workers.engines.base import EngineError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, OutputLimits
 from workers.engines.modelled_tokens import TokenSource, read_model_folder
-from workers.engines.planned_output import PlannedOutput
+from workers.engines.replies import PlannedOutput
 
 EOS = 7
 

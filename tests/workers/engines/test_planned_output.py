@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, run, tokens
 from workers.engines.base import EngineError, EngineRequest
 from workers.engines.modelled import ModelledEngine
-from workers.engines.planned_output import OutputPlanner
-from workers.engines.replies import Replies
+from workers.engines.replies import OutputPlanner, Replies
 
 END = "<|im_end|>"
 EOS: dict[str, Any] = {"eos_token_ids": [2]}

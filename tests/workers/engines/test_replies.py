@@ -43,27 +43,27 @@ def test_both_forms_of_a_tool_call_are_read(tmp_path: Path) -> None:
     }
     first, second = _read(tmp_path, short, openai).all
     assert first == second
-    assert first.calls[0].arguments == {"a": 1}
+    assert (first.tool_calls or ())[0].arguments == {"a": 1}
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "replies.jsonl:2: not JSON"),
-        ("[]", "must be an object"),
-        ({"contents": "x"}, "unknown key 'contents'"),
+        ("{", "replies.jsonl:2: not a JSON document"),
+        ("[]", "should be an object"),
+        ({"contents": "x"}, "contents: unknown field"),
         ({"text": "x", "content": "y"}, "either text, or content"),
         ({"session": "x"}, "either text, or content"),
-        ({"content": ["x"]}, "must be text"),
-        ({"session": 1, "text": "x"}, "must be text"),
-        ({"tool_calls": [{"arguments": {}}]}, "a name and arguments"),
-        ({"tool_calls": ["f"]}, "a name and arguments"),
-        ({"tool_calls": 1.5}, "must be a list"),
-        ({"tool_calls": [{"name": "f", "arguments": "{"}]}, "a name and arguments"),
-        ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "an object"),
-        pytest.param("[" * 100_000, "replies.jsonl:2: not JSON", id="a nested line"),
+        ({"content": ["x"]}, "content: Input should be a valid string"),
+        ({"session": 1, "text": "x"}, "session: Input should be a valid string"),
+        ({"tool_calls": [{"arguments": {}}]}, "tool_calls.0.name is missing"),
+        ({"tool_calls": ["f"]}, "tool_calls.0: Input should be an object"),
+        ({"tool_calls": 1.5}, "tool_calls: Input should be a valid array"),
+        ({"tool_calls": [{"name": "f", "arguments": "{"}]}, "arguments: not JSON"),
+        ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "arguments: Input should be an object"),
+        pytest.param("[" * 100_000, "replies.jsonl:2: not a JSON document", id="a nested line"),
         pytest.param(
-            {"tool_calls": [{"name": "f", "arguments": "[" * 100_000}]}, "a name and arguments", id="nested arguments"
+            {"tool_calls": [{"name": "f", "arguments": "[" * 100_000}]}, "arguments: not JSON", id="nested arguments"
         ),
     ],
 )

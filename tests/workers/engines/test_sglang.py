@@ -51,7 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings_of(model: Path, **changes: Any) -> SglangSettings:
-    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000, "kv_checksums": "all"}
+    usual = {"dtype": "float32", "device": "cpu", "max_total_tokens": 8000}
     return SglangSettings(**{"model": model, **usual, **changes})
 
 
@@ -294,7 +294,7 @@ async def test_closing_several_choices_aborts_them_all(engine: SglangEngine) -> 
     stream = engine.generate(EngineRequest(rid(), "", PROMPT, 1500, {"sampling_options": options}))
     await anext(stream)
     await stream.aclose()
-    manager: Any = engine._engine.tokenizer_manager
+    manager: Any = engine._manager
     await until(lambda: not manager.rid_to_state)
     assert engine.load().running_requests == 0
 
@@ -355,10 +355,10 @@ from workers.engines.sglang import SglangEngine, SglangSettings
 
 async def main():
     engine = SglangEngine(SglangSettings(
-        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000, kv_checksums="all"
+        model=Path(sys.argv[1]), device="cpu", max_total_tokens=4000
     ))
     await engine.start()
-    print(*(process.pid for process in engine._processes), flush=True)
+    print(*(process.pid for process in engine._sglang.children), flush=True)
     await asyncio.sleep(600)
 
 if __name__ == "__main__":

@@ -113,5 +113,5 @@ def running(engine: SglangEngine, prompt: list[int]) -> Any:
 
 def submitted(engine: SglangEngine) -> int:
     """Requests that SGLang has got and not yet ended."""
-    manager: Any = engine._engine.tokenizer_manager
+    manager: Any = engine._manager
     return len(manager.rid_to_state)

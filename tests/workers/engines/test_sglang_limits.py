@@ -10,7 +10,7 @@ import pytest
 
 from ampd.errors import UserError
 from ampd.perf.presets import DEGREES
-from workers.engines.sglang_limits import check_arguments, check_degree, check_page_size
+from workers.engines.sglang_settings import check_arguments, check_degree, check_page_size
 
 
 def model(folder: Path, **config: Any) -> Path:

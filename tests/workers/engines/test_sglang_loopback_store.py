@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from tests.harness.listening import is_loopback, listening
 from tests.harness.ports import free_ports
-from workers.engines.loopback_store import on_loopback
+from workers.engines.sglang_plugin import on_loopback
 
 pytestmark = pytest.mark.slow
 rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")

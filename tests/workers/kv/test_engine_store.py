@@ -12,7 +12,7 @@ pytest.importorskip("nixl")
 pytest.importorskip("msgspec")
 
 from tests.waiting import until
-from tests.workers.kv.exchange_lab import PAGE, RECORD, Worker, record_of, text, workers
+from tests.workers.kv.exchange_lab import PAGE, Worker, text, workers
 from tests.workers.kv.store.store_lab import forget_all
 from workers.kv import engine_store
 from workers.kv.rank_links import RankLinks
@@ -73,37 +73,6 @@ async def test_ranks_that_are_offered_different_pages_keep_nothing() -> None:
         await a.exchange.store.settle(10.0)
         assert a.exchange.store.directory.match(keys) == 0
         assert not a.exchange.store.directory.used_bytes
-
-
-async def test_loads_are_checked_only_if_that_is_asked_for() -> None:
-    async with workers(a=(a := Worker(checks_loads=False))):
-        store, tokens = a.exchange.store, text(1, 4)
-        keys = await a.compute("s", tokens)
-        store.memory.map[store.protect("look", keys).records["kv"].offsets[2]] ^= 1
-        assert await store.begin_request("r", "s", keys) == 4 * PAGE
-        store.end_request("r", "s", keys)
-
-
-async def test_a_damaged_record_is_not_loaded(caplog: pytest.LogCaptureFixture) -> None:
-    async with workers(a=(a := Worker())):
-        store, tokens = a.exchange.store, text(1, 6)
-        keys = await a.compute("s", tokens[: 4 * PAGE])
-        keys = await a.compute("s", tokens)
-        for damaged in (5, 2):
-            places = store.protect("look", keys).records["kv"].offsets
-            store.directory.unprotect("look")
-            store.memory.map[places[damaged]] ^= 1
-            # The run that has the page goes with all that follows it.
-            kept = 4 * PAGE if damaged >= 4 else 0
-            assert await store.begin_request("r", "s", keys) == a.held["s"] == kept
-            store.end_request("r", "s", keys)
-            assert await a.compute("s", tokens) == keys
-            assert a.stored(keys) == [record_of(key) for key in keys]
-        assert a.exchange.figures.evicted_tokens == {"damaged": (2 + 4) * PAGE}
-        assert [record.message.split(" (")[0] for record in caplog.records if record.levelname == "ERROR"] == [
-            "KV store: records are not as they were written"
-        ]
-        assert store.directory.used_bytes == 6 * RECORD
 
 
 async def test_a_wait_for_pages_ends_with_the_engine() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 
 import pytest
 
@@ -17,7 +16,6 @@ pytest.importorskip("msgspec")
 from tests.waiting import until
 from tests.workers.kv.exchange_lab import PAGE, RECORD, Peers, Worker, record_of, text, workers
 from workers.kv.nixl_transport import NixlTransport
-from workers.kv.peer_reads import ForeignPeers
 
 
 def hold_up_the_first_end(peers: Peers) -> tuple[asyncio.Event, list[KvRequest]]:
@@ -149,25 +147,3 @@ async def test_what_was_read_behind_a_hole_is_let_go_with_its_request() -> None:
         assert store.directory._requests
         store.end_request("r", "s", keys)
         assert not store.directory._requests
-
-
-def test_a_worker_is_refused_each_time_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    peers = ForeignPeers()
-    peers.check("w1")
-    for refuse in (lambda: peers.refuse("w1", "dtype differs"), lambda: peers.check("w1"), lambda: peers.check("w1")):
-        with pytest.raises(ValueError, match="w1 has another kind of KV: dtype differs"):
-            refuse()
-    (line,) = caplog.messages
-    assert "worker w1 has another kind of KV than this worker (dtype differs)" in line
-
-
-def test_workers_that_are_gone_are_forgotten(caplog: pytest.LogCaptureFixture) -> None:
-    peers = ForeignPeers(most=3)
-    for number in range(50):
-        with suppress(ValueError):
-            peers.refuse(f"w{number}", "dtype differs")
-        with suppress(ValueError):
-            peers.refuse("stays", "dtype differs")
-    assert len(peers) == 3
-    assert sum("worker stays has" in message for message in caplog.messages) == 1
-    peers.check("w0")

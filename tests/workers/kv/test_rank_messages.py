@@ -36,18 +36,18 @@ def test_each_message_is_decoded_equal_by_its_receiver_only() -> None:
     for message in TO_RANK:
         data = messages.encode(message)
         assert messages.decode_to_rank(data) == message
-        with pytest.raises(ValueError, match="not a message to the worker"):
+        with pytest.raises(ValueError, match="Invalid value"):
             messages.decode_to_worker(data)
     for message in TO_WORKER:
         data = messages.encode(message)
         assert messages.decode_to_worker(data) == message
-        with pytest.raises(ValueError, match="not a message to a rank"):
+        with pytest.raises(ValueError, match="Invalid value"):
             messages.decode_to_rank(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", messages.encode(TO_RANK[0])[:-1]])
 def test_damaged_messages_are_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a message"):
+    with pytest.raises(ValueError, match=r"(?i)message|truncated|expected"):
         messages.decode_to_rank(data)
 
 

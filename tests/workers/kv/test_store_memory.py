@@ -14,16 +14,11 @@ from workers.kv.store_memory import (
     StoreMemory,
     available_bytes,
     default_size_bytes,
-    free_huge_bytes,
 )
 
 MIB = 1 << 20
 MEMINFO = """MemTotal:       65536000 kB
 MemAvailable:    4194304 kB
-HugePages_Total:     100
-HugePages_Free:       60
-HugePages_Rsvd:       10
-Hugepagesize:       2048 kB
 """
 
 
@@ -53,9 +48,8 @@ memory.close()
 def test_memory_that_was_never_written_takes_none() -> None:
     memory = StoreMemory.create(64 * MIB)
     memory.map[0] = 1
-    _, fd, size_bytes = memory.place
-    huge = size_bytes <= free_huge_bytes()[0]
-    assert huge or os.fstat(fd).st_blocks * 512 <= 4 * MIB
+    _, fd, _ = memory.place
+    assert os.fstat(fd).st_blocks * 512 <= 4 * MIB
     memory.close()
 
 
@@ -126,29 +120,5 @@ def test_the_least_of_kernel_and_cgroups_is_available(
     assert default_size_bytes(1000, root) == MINIMUM_BYTES
 
 
-def test_huge_pages_that_others_or_the_cgroup_leave(tmp_path: Path) -> None:
-    root = machine(tmp_path, {})
-    assert free_huge_bytes(root) == (50 * 2 * MIB, 2 * MIB)
-    files = {
-        "proc/self/cgroup": "0::/pod\n",
-        "sys/fs/cgroup/pod/hugetlb.2MB.max": "0\n",
-        "sys/fs/cgroup/pod/hugetlb.2MB.current": "0\n",
-    }
-    assert free_huge_bytes(machine(tmp_path, files)) == (0, 2 * MIB)
-
-
 def test_this_machine_has_some_memory() -> None:
     assert 0 < available_bytes() < 1 << 50
-
-
-def test_huge_pages_of_this_machine() -> None:
-    free_bytes, page_bytes = free_huge_bytes()
-    if free_bytes < 2 * max(page_bytes, 1):
-        pytest.skip("no huge pages are free (vm.nr_hugepages)")
-    memory = StoreMemory.create(page_bytes + 1)
-    assert memory.size_bytes == 2 * page_bytes
-    memory.map[-1] = 1
-    other = StoreMemory.open(*memory.place)
-    assert other.map[-1] == 1
-    other.close()
-    memory.close()

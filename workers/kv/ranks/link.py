@@ -1,7 +1,8 @@
 """A rank's connection to its worker: what SGLang offers to the store, and what its requests may load from it.
 
-A thread answers the worker and copies offered pages into the store. The scheduler's own thread only registers offers
-and looks requests up, so it never waits for the worker.
+A thread answers the worker, and another one copies offered pages into the store: a copy waits for the pass that
+computes its pages. The scheduler's own thread only registers offers and looks requests up, so it never waits for the
+worker.
 """
 
 from __future__ import annotations
@@ -116,7 +117,8 @@ class Offered:
 class OfferQueue:
     """Offers by number. The numbers, and the order of completion, are the same on all ranks.
 
-    `add`, `reset` and `completed` are for the scheduler's thread, the rest is for the link's thread.
+    `add`, `reset` and `completed` are for the scheduler's thread, `decide` and `offered` for the link's thread, and
+    `write` for the thread that copies.
 
     Attributes:
         completed: results of offers that SGLang may take, oldest first: whether the pages are stored.
@@ -223,9 +225,14 @@ class RankLink:
         self._loadable = LoadableRecords()
         self._outbox: deque[ToWorker] = deque([Hello(rank, geometry, list(warnings))])
         self._bell = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._due = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, args=(address,), name="ampd-kv-rank", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=(address,), name="ampd-kv-rank", daemon=True),
+            threading.Thread(target=self._copy, name="ampd-kv-copy", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     # -- the scheduler's thread
 
@@ -239,8 +246,7 @@ class RankLink:
         number = self._offers.add(offered)
         if self._rank == 0:
             self._send(Offer(number, offered.session_id, offered.keys))
-        else:
-            self._ring()
+        self._due.set()
 
     def reset(self) -> None:
         """Forget all offers; returns when no page of the device is read any more."""
@@ -270,13 +276,15 @@ class RankLink:
             self._send(Done(call))
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._closing = True
+        self._due.set()
         self._ring()
-        self._thread.join(10.0)
+        for thread in self._threads:
+            thread.join(10.0)
         os.close(self._bell)
 
-    # -- this thread
+    # -- its own threads
 
     def _send(self, message: ToWorker) -> None:
         self._outbox.append(message)
@@ -300,17 +308,26 @@ class RankLink:
                 try:
                     while socket.poll(0):
                         self._answer(decode_to_rank(socket.recv()))
-                    self._outbox.extend(self._offers.write())
                 except Exception:
                     log.exception("KV link of rank %d failed in one turn", self._rank)
                 while self._outbox:
                     with suppress(Again):  # without a worker a send would wait for ever
                         socket.send(encode(self._outbox.popleft()), NOBLOCK)
 
+    def _copy(self) -> None:
+        while not self._closing:
+            self._due.wait()
+            self._due.clear()
+            for written in self._offers.write():
+                if self._closing:
+                    return  # the bell may be gone
+                self._send(written)
+
     def _answer(self, message: ToRank) -> None:
         match message:
             case Write():
                 self._offers.decide(message)
+                self._due.set()
             case Allow(call, rid, records):
                 self._loadable.allow(rid, records)
                 self._outbox.append(Done(call))

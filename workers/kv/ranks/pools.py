@@ -1,7 +1,7 @@
 """SGLang's KV pools as records, and as tensors [slot, head, ...]; the refusal of those that were never tried.
 
 Only the classes named here are taken, not their subclasses: a subclass may arrange its memory differently. Arguments
-that the exchange cannot follow are refused earlier, in `workers.engines.sglang_limits`.
+that the exchange cannot follow are refused earlier, in `workers.engines.sglang_settings`.
 """
 
 from __future__ import annotations

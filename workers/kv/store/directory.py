@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, islice
 from typing import Generic, TypeVar
@@ -99,8 +99,7 @@ class StoreFigures:
     Attributes:
         used_bytes, used_tokens: of all records, also of those that nobody needs and that wait for their eviction.
         evicted_tokens: by cause, since the start. unused: tokens of no session. surplus: the next round can compute
-            them again within its target. idle: tokens of sessions between two rounds. damaged: tokens that were not as
-            they were written.
+            them again within its target. idle: tokens of sessions between two rounds.
     """
 
     capacity_bytes: int
@@ -371,20 +370,6 @@ class StoreDirectory:
         for lease_id in [lease_id for lease_id, lease in self._leases.items() if lease.expires_s <= now_s]:
             self._runs.release(self._leases.pop(lease_id))
 
-    def drop_damaged(self, keys: Sequence[bytes], is_intact: Callable[[str, int, int], bool]) -> int:
-        """Forget the runs of a prefix that have a record which is not as it was written; returns their tokens.
-
-        Args:
-            is_intact: is called with a record's pool, offset and checksum, and not for records without a checksum.
-        """
-        damaged = [span.run for span in self._runs.spans(keys) if not _is_intact(self._main, span, is_intact)]
-        tokens = sum(len(run.keys) for run in damaged) * self.page_size
-        self.evicted_tokens["damaged"] += tokens
-        for run in damaged:
-            self.sessions.lose(run)
-            self._runs.forget(run)
-        return tokens
-
     # -- eviction
 
     def _allocate(self, counts: Mapping[str, int]) -> dict[str, list[int]] | None:
@@ -488,12 +473,3 @@ def _offsets(spans: Sequence[PageSpan]) -> list[int]:
 def _checksums(pool: str, run: PageRun, positions: Sequence[int]) -> list[int | None]:
     given = run.checksums.get(pool)
     return [given.get(at) for at in positions] if given else [None] * len(positions)
-
-
-def _is_intact(main: str, span: PageSpan, is_intact: Callable[[str, int, int], bool]) -> bool:
-    run = span.run
-    for pool, checksums in run.checksums.items():
-        offsets = dict(enumerate(run.offsets)) if pool == main else run.trailing[pool]
-        if not all(is_intact(pool, offsets[at], checksums[at]) for at in span.positions if at in checksums):
-            return False
-    return True

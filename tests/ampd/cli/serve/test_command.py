@@ -1,14 +1,21 @@
 """What `ampd serve` gives each of its workers."""
 
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 from ampd.cli.serve.command import _absolute, _controls, _worker_environments
+from ampd.cli.serve.devices import found_gpus
 from ampd.cli.serve.graph import GraphSite
 from ampd.cli.serve.settings import EngineName, ServeSettings
+from ampd.errors import UserError
+from ampd.tiny_model import tiny_model_path
+from tests.harness.gpus import machine_with
+from workers.engines.modelled_tokens import read_model_folder
 
 STORE = "AMPD_KV_STORE_GIB"
+MODEL = Path("/nowhere")
 SGLANG = ServeSettings(engine=EngineName.SGLANG, prefill=1, prefill_tp=2, decode=2)
 
 
@@ -20,18 +27,56 @@ def without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_workers_of_one_machine_share_its_memory() -> None:
-    assert [environment[STORE] for environment in _worker_environments(SGLANG)] == ["32.000"] * 3
+    assert [environment[STORE] for environment in _worker_environments(SGLANG, MODEL)] == ["32.000"] * 3
 
 
 def test_a_users_size_is_per_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(STORE, "5")
-    assert [environment[STORE] for environment in _worker_environments(SGLANG)] == ["5"] * 3
+    assert [environment[STORE] for environment in _worker_environments(SGLANG, MODEL)] == ["5"] * 3
+
+
+@pytest.fixture
+def one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    for name in LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    machine_with(monkeypatch, tmp_path, "NVIDIA H20")
+
+
+LIMITS = ("AMPD_MAX_TOTAL_TOKENS", "AMPD_MEM_FRACTION")
+PAIR = ServeSettings(engine=EngineName.SGLANG, prefill=1, decode=1)
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_two_engines_that_share_a_gpu_fit_into_it_whichever_starts_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copytree(tiny_model_path(), tmp_path / "model")
+    weight_bytes = 20 << 30
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(weight_bytes)
+    (gpu,) = found_gpus()
+    (first, second) = _worker_environments(PAIR, folder)
+    assert first == second
+    token_bytes = read_model_folder(folder).kv_bytes_per_token
+    used_bytes = 2 * (weight_bytes + int(first[LIMITS[0]]) * token_bytes)
+    left_bytes = (gpu.memory_mib - gpu.used_mib << 20) * 0.9 - used_bytes
+    assert first[LIMITS[1]] == "0.9", "SGLang leaves a tenth of what is free at its start"
+    assert 2 * 2e9 <= left_bytes < 2 * 2e9 + 2 * token_bytes + 1
+    monkeypatch.setenv(LIMITS[0], "5000")
+    assert [environment[LIMITS[0]] for environment in _worker_environments(PAIR, folder)] == ["5000"] * 2
+    alone = ServeSettings(engine=EngineName.SGLANG, prefill=0, decode=1)
+    assert not set(LIMITS) & _worker_environments(alone, folder)[0].keys()
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(65 << 30)
+    with pytest.raises(UserError, match=r"2 engines with 65\.0 GiB of weights each do not fit into the 140\.4 GiB"):
+        _worker_environments(PAIR, folder)
 
 
 def test_a_modelled_engine_is_one_process_without_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     settings = ServeSettings(engine=EngineName.MODELLED, prefill=1, prefill_tp=4, decode=1)
-    assert _worker_environments(settings) == [{"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}] * 2
+    assert _worker_environments(settings, MODEL) == [{"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}] * 2
 
 
 @pytest.mark.parametrize(("ports", "controls"), [((1, 2, 3, 4), ("http://h:3", "http://h:4")), ((), ())])

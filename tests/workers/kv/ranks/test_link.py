@@ -28,8 +28,10 @@ class Writer:
         self.gate = threading.Event()
         self.gate.set()
         self.fails = False
+        self.begun = False
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
+        self.begun = True
         self.gate.wait(PATIENCE_S)
         if self.fails:
             raise OSError("no memory")
@@ -113,6 +115,23 @@ async def test_a_copy_that_fails_is_reported_and_completes_as_on_the_other_rank(
         await until(lambda: len(side.of(Written)) == 2)
         assert {message.digest == b"" for rank, message in side.of(Written) if rank == 1} == {True}
         assert [list(rank.completed) for rank in side.ranks] == [[True], [True]]
+
+
+async def test_a_rank_answers_while_it_copies() -> None:
+    """Every request with stored KV waits for this answer, and a long copy takes as long as a pass."""
+    async with connected() as side:
+        for writer in side.writers:
+            writer.gate.clear()
+        side.offer(0)
+        side.links.send(Write(0, {"kv": ([0], [100])}))
+        await until(lambda: all(writer.begun for writer in side.writers))
+        await side.links.allow("r", {"kv": Records(KEYS[0], [5])})
+        assert await side.links.offers() == 1
+        await side.links.drop("r")
+        assert not side.of(Written)
+        for writer in side.writers:
+            writer.gate.set()
+        await until(lambda: len(side.of(Written)) == 2)
 
 
 async def test_a_reset_waits_for_the_running_copy_and_forgets_the_rest() -> None:

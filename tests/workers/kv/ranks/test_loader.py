@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.waiting import PATIENCE_S  # noqa: E402
-from workers.kv.ranks.loader import Load, PageLoader, pin  # noqa: E402
+from workers.kv.ranks.copies import Load, PageLoader, pin  # noqa: E402
 
 
 class Rank:

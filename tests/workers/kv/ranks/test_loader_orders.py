@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.waiting import PATIENCE_S
-from workers.kv.ranks import loader as product
-from workers.kv.ranks.loader import Load, PageLoader
+from workers.kv.ranks import copies as product
+from workers.kv.ranks.copies import Load, PageLoader
 
 LAYERS = 3
 

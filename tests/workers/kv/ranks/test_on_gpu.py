@@ -16,8 +16,12 @@ torch = pytest.importorskip("torch")
 
 from tests.workers.kv.ranks.copies_lab import FAMILIES, Lab, slots_of  # noqa: E402
 from workers.kv.geometry import KvGeometry, head_share  # noqa: E402
-from workers.kv.ranks.copies import RankCopies  # noqa: E402
-from workers.kv.ranks.loader import PageLoader, StreamWriter, pin  # noqa: E402
+from workers.kv.ranks.copies import (  # noqa: E402
+    PageLoader,
+    RankCopies,
+    StreamWriter,
+    pin,
+)
 from workers.kv.ranks.pools import attention_buffers, pool_geometry  # noqa: E402
 from workers.kv.store_memory import StoreMemory  # noqa: E402
 

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from workers.kv.geometry import PoolGeometry, Section
 from workers.kv.store.directory import Places, Reservation, StoreDirectory
+from workers.kv.store.runs import PageRun
 from workers.kv.store.sessions import Surplus
 
 PAGE = 16
@@ -60,10 +61,15 @@ def session_ids(directory: StoreDirectory) -> list[str]:
 
 
 def forget_all(directory: StoreDirectory) -> None:
-    """Let nothing find any record, as if each of them were damaged."""
+    """Let nothing find any record."""
     for run in list(dict.fromkeys(directory._runs._index.values())):
-        directory.sessions.lose(run)
-        directory._runs.forget(run)
+        forget(directory, run)
+
+
+def forget(directory: StoreDirectory, run: PageRun) -> None:
+    """Let nothing find the records of a run."""
+    directory.sessions.lose(run)
+    directory._runs.forget(run)
 
 
 def offsets(reservation: Reservation | None, pool: str = "kv") -> list[int]:

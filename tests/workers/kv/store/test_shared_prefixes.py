@@ -1,7 +1,7 @@
 """The prefixes that a store's view publishes: those that two sessions have used."""
 
 from ampd.serving.shared_prefixes import MOST_PUBLISHED, prefix_key
-from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, forget_all, keys, put, store_of
+from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, forget, forget_all, keys, put, store_of
 from workers.kv.store.directory import StoreDirectory
 
 
@@ -57,13 +57,13 @@ def test_a_prefix_outlives_its_sessions_and_not_its_records() -> None:
 def test_a_prefix_ends_where_records_in_the_middle_are_lost() -> None:
     directory = store_of(6)
     round_of(directory, "first", "sys")
-    damaged = directory.reserve("first", {"kv": keys("sysAB")[3:]}, 0.0)
-    assert damaged is not None
-    directory.written(damaged.id, {"kv": [1, 2]})
+    middle = directory.reserve("first", {"kv": keys("sysAB")[3:]}, 0.0)
+    assert middle is not None
+    directory.written(middle.id)
     round_of(directory, "first", "sysABC", 5)
     round_of(directory, "second", "sysABC", 6)
     assert published(directory) == prefixes("sysABC")
-    directory.drop_damaged(keys("sysABC"), lambda *_: False)
+    forget(directory, list(directory._runs.spans(keys("sysABC")))[1].run)
     assert published(directory) == prefixes("sys")
     forget_all(directory)
     assert published(directory) == {}

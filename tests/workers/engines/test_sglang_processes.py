@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workers.engines import sglang_manager
-from workers.engines.sglang_manager import close_manager
+from workers.engines import sglang_processes
+from workers.engines.sglang_processes import close_manager
 
 zmq = pytest.importorskip("zmq")
 
@@ -40,7 +40,7 @@ async def test_the_event_loop_goes_on_while_the_watchdog_waits_for_its_thread(re
 async def test_sockets_that_do_not_close_hold_up_neither_the_event_loop_nor_the_next_engine(
     released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sglang_manager, "CLOSE_S", 0.05)
+    monkeypatch.setattr(sglang_processes, "CLOSE_S", 0.05)
 
     class Stuck(zmq.Context):  # type: ignore[misc, name-defined]
         def destroy(self, linger: int | None = None) -> None:
