@@ -43,7 +43,7 @@ async def test_what_is_applied_is_applied_by_a_copy_that_follows_redis() -> None
         await applied.wait()
         assert copy.connected
         assert [view.held_tokens for view in copy.decode()] == [{"s1": 20_000}]
-        assert all(getattr(view.queue, "work", None) for view in copy.workers()), "as a performance model adds it up"
+        assert all(getattr(view.queue, "times", None) for view in copy.workers()), "as a performance model adds it up"
         await copy.stop()
         await store.close()
 
