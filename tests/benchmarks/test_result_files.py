@@ -42,29 +42,27 @@ def test_there_are_results() -> None:
     assert len(_RESULTS) > 40
 
 
-@pytest.mark.parametrize("path", _RESULTS, ids=lambda path: path.stem)
-def test_results_say_how_they_came_about(path: Path) -> None:
+def test_results_say_how_they_came_about() -> None:
     """Which code, when, and by which command; or, for those of early commits, that no command was kept."""
-    about = [line for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
-    assert re.match(r"# commits? \w{7}", about[0]), about
-    assert re.search(r"\d{4}-\d\d-\d\d", about[0]), about
-    assert re.search(r"python -m|benchmarks/\w+\.py|ampd |make |no command was kept", about[1]), about
-    rows = read(path)
-    assert rows
-    assert all(None not in row and None not in row.values() for row in rows), "every row has all columns"
+    for path in _RESULTS:
+        about = [line for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+        assert re.match(r"# commits? \w{7}", about[0]), (path.stem, about)
+        assert re.search(r"\d{4}-\d\d-\d\d", about[0]), (path.stem, about)
+        assert re.search(r"python -m|benchmarks/\w+\.py|ampd |make |no command was kept", about[1]), (path.stem, about)
+        rows = read(path)
+        assert rows, path.stem
+        assert all(None not in row and None not in row.values() for row in rows), f"{path.stem}: a row lacks columns"
 
 
-@pytest.mark.parametrize("path", _RESULTS, ids=lambda path: path.stem)
-def test_a_page_leads_to_every_result(path: Path) -> None:
-    """By its own name, or by the beginning of the names of several, as in `study-*.csv`."""
-    named = set(re.findall(r"[\w./-]+\*?\.csv", "\n".join(_PAGES.values())))
-    assert any(path.match(name.removeprefix("../")) for name in named)
-
-
-@pytest.mark.parametrize("page", _PAGES)
-def test_the_results_that_a_page_names_exist(page: str) -> None:
-    for name in set(re.findall(r"[\w./-]+\*?\.csv", _PAGES[page])):
-        assert any(path.match(name.removeprefix("../")) for path in _RESULTS), name
+def test_the_pages_and_the_results_lead_to_each_other() -> None:
+    """By a result's own name, or by the beginning of the names of several, as in `study-*.csv`."""
+    named = {
+        name.removeprefix("../"): page
+        for page, text in _PAGES.items()
+        for name in set(re.findall(r"[\w./-]+\*?\.csv", text))
+    }
+    assert [path.stem for path in _RESULTS if not any(path.match(name) for name in named)] == []
+    assert [f"{page}: {name}" for name, page in named.items() if not any(path.match(name) for path in _RESULTS)] == []
 
 
 _SHOWN = {

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import COMMANDS
+from ampd.errors import UserError
 from ampd.settings import Settings, parse_settings
 from docs.reference import configuration
 from docs.reference.configuration import SECTIONS, Section, Setting
@@ -21,12 +22,8 @@ _PAGE = _ROOT / "docs" / "configuration.md"
 _TOGETHER = {"workloads.replay_command:ReplaySettings": {"ttft": "--itl=1", "itl": "--ttft=1"}}
 """Settings that must be given with another one."""
 
-_ROWS = [
-    pytest.param(section, setting, id=f"{section.title}: {setting.field}")
-    for section in SECTIONS
-    for setting in configuration.rows_of(section)
-]
-_NAMED_ROWS = [row for row in _ROWS if not row.values[1].is_positional]
+_ROWS = [(section, setting) for section in SECTIONS for setting in configuration.rows_of(section)]
+_NAMED_ROWS = [(section, setting) for section, setting in _ROWS if not setting.is_positional]
 
 
 @pytest.fixture(autouse=True)
@@ -52,48 +49,47 @@ def test_every_command_is_on_the_page(command: str) -> None:
     assert any(f"{section.title} ".startswith(f"ampd {command} ") for section in SECTIONS)
 
 
-@pytest.mark.parametrize(("section", "setting"), _ROWS)
-def test_every_setting_says_what_it_is_for(section: Section, setting: Setting) -> None:
-    assert setting.description, section.title
+def test_every_setting_says_what_it_is_for() -> None:
+    assert [_name(section, setting) for section, setting in _ROWS if not setting.description] == []
 
 
-@pytest.mark.parametrize(("section", "setting"), _NAMED_ROWS)
-def test_the_parser_takes_every_flag_of_the_table(section: Section, setting: Setting) -> None:
-    model = _parsed_by(section)
-    for flag in setting.flags:
+def test_the_parser_takes_every_flag_of_the_table() -> None:
+    for section, setting in _NAMED_ROWS:
+        for flag in setting.flags:
+            given, expected = _value(setting)
+            argument = f"{flag}={given}"
+            if setting.schema.get("type") == "boolean":
+                argument, expected = flag, not flag.startswith("--no-")
+            assert _read(section, setting, argument) == expected, _name(section, setting)
+
+
+def test_the_parser_reads_every_variable_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    for section, setting in _NAMED_ROWS:
         given, expected = _value(setting)
-        if setting.schema.get("type") == "boolean":
-            argument, expected = [flag], not flag.startswith("--no-")
-        else:
-            argument = [f"{flag}={given}"]
-        parsed = parse_settings(model, [*_others(section, setting), *argument], section.title)
-        assert getattr(parsed, setting.field) == expected
+        for variable in setting.variables:
+            with monkeypatch.context() as patch:
+                patch.setenv(variable, given)
+                assert _read(section, setting) == expected, _name(section, setting)
 
 
-@pytest.mark.parametrize(("section", "setting"), _NAMED_ROWS)
-def test_the_parser_reads_every_variable_of_the_table(
-    section: Section, setting: Setting, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, expected = _value(setting)
-    for variable in setting.variables:
-        with monkeypatch.context() as patch:
-            patch.setenv(variable, given)
-            parsed = parse_settings(_parsed_by(section), _others(section, setting), section.title)
-        assert getattr(parsed, setting.field) == expected
+def test_the_default_of_the_table_is_what_one_gets() -> None:
+    defaults = {section.title: _parsed(section) for section in SECTIONS}
+    for section, setting in _NAMED_ROWS:
+        if setting.is_required:
+            continue
+        value = getattr(defaults[section.title], setting.field)
+        shown = "" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+        assert setting.default.strip("`") == shown, _name(section, setting)
 
 
-@pytest.mark.parametrize(("section", "setting"), [row for row in _NAMED_ROWS if not row.values[1].is_required])
-def test_the_default_of_the_table_is_what_one_gets(section: Section, setting: Setting) -> None:
-    value = getattr(_defaults(section), setting.field)
-    shown = "" if value is None else {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
-    assert setting.default.strip("`") == shown
-
-
-@pytest.mark.parametrize(("section", "setting"), [row for row in _ROWS if row.values[1].is_positional])
-def test_arguments_with_a_place_have_no_variable(section: Section, setting: Setting) -> None:
-    assert not setting.variables
-    arguments = ["here" if argument == setting.field else argument for argument in _required(section)]
-    assert str(getattr(parse_settings(_parsed_by(section), arguments, section.title), setting.field)) == "here"
+def test_arguments_with_a_place_have_no_variable() -> None:
+    placed = [(section, setting) for section, setting in _ROWS if setting.is_positional]
+    assert placed
+    for section, setting in placed:
+        assert not setting.variables, _name(section, setting)
+        arguments = ["here" if argument == setting.field else argument for argument in _required(section)]
+        parsed = parse_settings(_parsed_by(section), arguments, section.title)
+        assert str(getattr(parsed, setting.field)) == "here", _name(section, setting)
 
 
 @pytest.mark.slow
@@ -133,8 +129,17 @@ def _parsed(section: Section) -> Settings:
     return parse_settings(_parsed_by(section), _required(section), section.title)
 
 
-_defaults = cache(_parsed)
-"""The same, made once. Only for tests that leave the environment as it is."""
+def _name(section: Section, setting: Setting) -> str:
+    return f"{section.title}: {setting.field}"
+
+
+def _read(section: Section, setting: Setting, *arguments: str) -> Any:
+    """The value of a setting that a command gets with these arguments beside those that it needs."""
+    try:
+        parsed = parse_settings(_parsed_by(section), [*_others(section, setting), *arguments], section.title)
+    except UserError as error:
+        raise AssertionError(_name(section, setting)) from error
+    return getattr(parsed, setting.field)
 
 
 def _parsed_by(section: Section) -> type[Settings]:
@@ -217,7 +222,8 @@ _VARIABLE = re.compile(r"\b(?:AMPD|DYN|UCX|NIXL|SGLANG|HF|CUDA|OMP|OTEL|NCCL|XDG
 def _variables(path: Path) -> set[str]:
     """Names of variables in a manifest, or in the strings of a program that are nothing but one."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".yaml":
-        return set(_VARIABLE.findall(text))
+    named = set(_VARIABLE.findall(text))
+    if path.suffix == ".yaml" or not named:
+        return named
     strings = (node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant))
     return {text for text in strings if isinstance(text, str) and _VARIABLE.fullmatch(text)}

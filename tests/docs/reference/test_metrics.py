@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from ampd.telemetry.metrics.names import METRICS
 from docs.reference.metrics import render
 
@@ -14,6 +12,8 @@ def test_the_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == render(), "python -m docs.reference.metrics > docs/metrics.md"
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_each_metric_has_its_row(metric: object) -> None:
-    assert render().count(f"| `{metric.name}` | {metric.kind} |") == 1  # type: ignore[attr-defined]
+def test_each_metric_has_its_row() -> None:
+    rows = render().splitlines()
+    for metric in METRICS:
+        row = f"| `{metric.name}` | {metric.kind} |"
+        assert len([line for line in rows if line.startswith(row)]) == 1, row

@@ -2,13 +2,10 @@
 
 import re
 
-import pytest
-
 from ampd.telemetry.metrics import names
-from ampd.telemetry.metrics.names import METRICS, Kind, Metric, Process
+from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from tests.ampd.telemetry.metrics.registry_lab import by_name
 
-PER_METRIC = pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 UNITS = ("_seconds", "_bytes", "_tokens")
 SCALED = re.compile(r"_(ms|us|ns|milliseconds|minutes|kb|mb|kib|mib|percent|ratio)(_|$)")
 DYNAMO = {"dynamo_namespace", "dynamo_component", "dynamo_endpoint", "worker_id", "model", "model_name"}
@@ -21,29 +18,29 @@ def test_no_name_twice() -> None:
     assert len({metric.family for metric in METRICS}) == len(METRICS)
 
 
-@PER_METRIC
-def test_names(metric: Metric) -> None:
-    assert re.fullmatch(r"ampd_[a-z]+(_[a-z]+)*", metric.name)
-    assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
-    assert not SCALED.search(metric.name), "base units: seconds, bytes, tokens"
-    assert not metric.name.endswith(("_count", "_sum", "_bucket"))
-    if metric.name.endswith("_info"):
-        assert metric.kind is Kind.GAUGE
+def test_names() -> None:
+    for metric in METRICS:
+        assert re.fullmatch(r"ampd_[a-z]+(_[a-z]+)*", metric.name), metric.name
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER), metric.name
+        assert not SCALED.search(metric.name), f"{metric.name}: base units are seconds, bytes, tokens"
+        assert not metric.name.endswith(("_count", "_sum", "_bucket")), metric.name
+        if metric.name.endswith("_info"):
+            assert metric.kind is Kind.GAUGE, metric.name
 
 
-@PER_METRIC
-def test_help_is_a_sentence(metric: Metric) -> None:
-    assert metric.help[0].isupper() or metric.help[0].isdigit()
-    assert metric.help.endswith(".")
-    assert "\n" not in metric.help
+def test_help_is_a_sentence() -> None:
+    for metric in METRICS:
+        assert metric.help[0].isupper() or metric.help[0].isdigit(), metric.name
+        assert metric.help.endswith("."), metric.name
+        assert "\n" not in metric.help, metric.name
 
 
-@PER_METRIC
-def test_a_histogram_has_buckets_in_base_units(metric: Metric) -> None:
-    assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
-    assert sorted(set(metric.buckets)) == list(metric.buckets)
-    if metric.buckets:
-        assert metric.name.endswith(UNITS)
+def test_a_histogram_has_buckets_in_base_units() -> None:
+    for metric in METRICS:
+        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM), metric.name
+        assert sorted(set(metric.buckets)) == list(metric.buckets), metric.name
+        if metric.buckets:
+            assert metric.name.endswith(UNITS), metric.name
 
 
 def test_buckets_span_what_is_judged() -> None:
@@ -51,21 +48,21 @@ def test_buckets_span_what_is_judged() -> None:
     assert (names.ITL.buckets[0], names.ITL.buckets[-1]) == (0.001, 2.0)
 
 
-@PER_METRIC
-def test_labels_are_few_and_do_not_hide_those_of_dynamo(metric: Metric) -> None:
-    assert not metric.labels.keys() & (DYNAMO | RESERVED)
-    series = len(metric.buckets) + 3
-    for label, values in metric.labels.items():
-        assert re.fullmatch(r"[a-z_]+", label)
-        assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", value) for value in values)
-        series *= max(len(values), 1)
-    assert series <= 100, "of one process, words of policies aside"
+def test_labels_are_few_and_do_not_hide_those_of_dynamo() -> None:
+    for metric in METRICS:
+        assert not metric.labels.keys() & (DYNAMO | RESERVED), metric.name
+        series = len(metric.buckets) + 3
+        for label, values in metric.labels.items():
+            assert re.fullmatch(r"[a-z_]+", label), metric.name
+            assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", value) for value in values), metric.name
+            series *= max(len(values), 1)
+        assert series <= 100, f"{metric.name}: {series} series of one process, words of policies aside"
 
 
-@PER_METRIC
-def test_somebody_exposes_it(metric: Metric) -> None:
-    assert metric.processes
-    assert set(metric.processes) <= set(Process)
+def test_somebody_exposes_it() -> None:
+    for metric in METRICS:
+        assert metric.processes, metric.name
+        assert set(metric.processes) <= set(Process), metric.name
 
 
 def test_samples_belong_to_their_metric() -> None:
