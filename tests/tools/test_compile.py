@@ -59,6 +59,12 @@ PROGRAM = """
 import contextlib, hashlib, io, json, sys
 from ampd import compiled
 from ampd.cli.main import main
+from planner.layout import plan, search
+from planner.layout.trial import Horizon
+
+# A search tries hundreds of simulations: short ones, as in the tests of the planner.
+search.SHORT = plan.ONCE = Horizon(2.0, 0.0, 20, 60)
+search.LONG = Horizon(4.0, 0.0, 30, 120)
 
 def printed(*words):
     out = io.StringIO()

@@ -23,7 +23,7 @@ PAPER = {
 @pytest.mark.parametrize("lengths", list(Lengths))
 def test_means_are_the_papers(name: str, lengths: Lengths) -> None:
     rounds, prefill, output = PAPER[name]
-    sessions = list(generate(name, 20_000, 2.0, 1, lengths))
+    sessions = list(generate(name, 5_000, 2.0, 1, lengths))
     factor = 1 if lengths is Lengths.PER_SESSION else rounds
     assert fmean(len(s.rounds) for s in sessions) == pytest.approx(rounds, rel=0.02)
     assert fmean(sum(r.incr_tokens for r in s.rounds) for s in sessions) == pytest.approx(prefill * factor, rel=0.03)

@@ -94,7 +94,7 @@ def test_where_both_routes_are_as_good_it_stays_remote() -> None:
 
 
 def test_the_same_case_gives_the_same_table_on_any_number_of_processes() -> None:
-    case = replace(BUSY, steps=15)
+    case = replace(BUSY, steps=5)
     alone, parallel = (fit_table(case, jobs=jobs) for jobs in (1, 2))
     assert alone == parallel
     other = replace(case, options=replace(case.options, seed=1))
@@ -151,7 +151,7 @@ def test_each_scale_of_outputs_has_its_range() -> None:
 
 
 def test_scales_are_fitted_apart() -> None:
-    case = replace(BUSY, steps=12)
+    case = replace(BUSY, steps=4)
     fitted = fit_table(replace(case, output_scales=(0.25, 4.0)), jobs=1).table
     for start, scale in zip(fitted.output_tokens_from, (0.25, 4.0), strict=True):
         alone = fit_table(replace(case, output_scales=(scale,)), jobs=1).table
