@@ -13,11 +13,14 @@ from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
 from ampd.policies.registry import Policy
 from ampd.types import PrefillTask, Slo
 
+FAILS = 10**9
+"""A number of tokens that makes the policy fail."""
+
 
 class ToldSlices(Policy):
     """Compute as many tokens as the TTFT target has seconds, after as many tokens of the batch as the ITL target has.
 
-    A negative TTFT target makes it fail. Ranks but the first would compute more, so they must not ask.
+    Ranks but the first would compute more, so they must not ask.
     """
 
     @property
@@ -26,7 +29,7 @@ class ToldSlices(Policy):
 
     def slice(self, situation: SlicingSituation) -> Slice:
         slo = situation.task.slo
-        if slo.ttft_s < 0:
+        if slo.ttft_s == FAILS:
             raise ValueError("told to fail")
         if max(round_.tokens for round_ in situation.running) < slo.itl_s:
             return Wait(1.0)

@@ -15,7 +15,7 @@ from ampd.serving.pass_sizes import PassSizes
 from ampd.serving.slices import left_before, with_held
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
-from tests.harness.told_slices import ToldSlices, told
+from tests.harness.told_slices import FAILS, ToldSlices, told
 from workers.engines.base import PassShare
 from workers.engines.sglang_passes import (
     Known,
@@ -243,7 +243,7 @@ def test_without_a_model_sglang_cuts_as_by_itself() -> None:
 
 
 def test_a_policy_that_fails_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    scheduler = Scheduler(waiting_queue=waiting(-1))
+    scheduler = Scheduler(waiting_queue=waiting(FAILS))
     assert [next_chunk(scheduler, [STREAM]) for _ in range(2)] == [704 + 1, 704 + 1], "prefills are computed whole"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 

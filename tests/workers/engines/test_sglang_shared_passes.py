@@ -22,7 +22,7 @@ pytest.importorskip("nixl")
 
 from tests.harness.engine_hooks import in_engine_processes
 from tests.harness.sglang_pair import LocalPeers, empty, pair_settings, rid, text
-from tests.harness.told_slices import ToldSlices, told
+from tests.harness.told_slices import FAILS, ToldSlices, told
 from tests.waiting import until
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import message, out
@@ -269,10 +269,10 @@ async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sha
     assert passes[at + 1] == ((16, 2) if has_begun else (0, 2))
 
 
-async def test_a_policy_that_fails_leaves_the_engine_its_own_chunks(sharer: Sharing) -> None:
+async def test_a_policy_that_fails_leaves_prefills_whole(sharer: Sharing) -> None:
     expected = await sharer.alone(PLAIN, PROMPT, NEW)
     async with sharer.streaming(share=PassShare(told(64))):
-        got = await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(-1)))
+        got = await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(FAILS)))
     assert got.tokens == expected.tokens
     assert shared(sharer.passes()) == [(len(PROMPT), 1)]
 
