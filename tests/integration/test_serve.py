@@ -269,8 +269,7 @@ def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not(tm
 
 
 @pytest.mark.long
-def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMPD_KV_CHECKSUMS", "all")
+def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path) -> None:
     flags = ["--prefill", "1", "--decode", "1"]
     with serving("--engine", "sglang", "--routing", "always-remote", *flags) as graph:
         result = replay(graph.url, tmp_path, "--limit", "2", "--time-scale", "0", "--ttft", "60", "--itl", "60")
