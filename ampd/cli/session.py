@@ -121,9 +121,8 @@ def run(argv: Sequence[str]) -> int:
 
 def _list(argv: Sequence[str]) -> None:
     settings = parse_settings(ListSettings, argv, f"{PROG} list")
-    answer, listed = _read(SessionList, settings.coordinator_url, "list", {"limit": settings.limit})
+    listed = _read(SessionList, settings, "list", {"limit": settings.limit})
     if settings.as_json:
-        print(json.dumps(answer, indent=1))
         return
     print(f"{'session':32}  {'tokens':>8}  {'idle':>7}  {'worker':16}  id")
     for row in listed.sessions:
@@ -136,9 +135,8 @@ def _list(argv: Sequence[str]) -> None:
 
 def _show(argv: Sequence[str]) -> None:
     settings = parse_settings(ShowSettings, argv, f"{PROG} show")
-    answer, shown = _read(ShownSession, settings.coordinator_url, "show", _names(settings))
+    shown = _read(ShownSession, settings, "show", _names(settings))
     if settings.as_json:
-        print(json.dumps(answer, indent=1))
         return
     print(f"session {shown.session_key}: {_owner(shown)}")
     bound = shown.binding
@@ -151,9 +149,7 @@ def _show(argv: Sequence[str]) -> None:
 
 def _end(argv: Sequence[str]) -> None:
     settings = parse_settings(EndSettings, argv, f"{PROG} end")
-    answer, ended = _read(EndedSession, settings.coordinator_url, "end", _names(settings))
-    if settings.as_json:
-        print(json.dumps(answer, indent=1))
+    ended = _read(EndedSession, settings, "end", _names(settings))
     if not (ended.was_bound or ended.released_tokens):
         raise RunError(
             f"{PROG} end: no session {printable(settings.session_id)} is alive; if it has a tenant, name "
@@ -176,18 +172,22 @@ def _names(settings: ShowSettings) -> dict[str, str]:
     return {"session_id": settings.session_id, "tenant": settings.tenant}
 
 
-def _read(
-    kind: type[Kind], coordinator_url: str | None, operation: str, body: dict[str, Any]
-) -> tuple[dict[str, Any], Kind]:
-    """The answer of a coordinator, as it came and checked, because anything may listen at the URL of a user."""
-    urls = _control_urls(coordinator_url)
+def _read(kind: type[Kind], settings: ListSettings | ShowSettings, operation: str, body: dict[str, Any]) -> Kind:
+    """The answer of a coordinator, checked, because anything may listen at the URL of a user.
+
+    With `--json` it is printed as it came.
+    """
+    urls = _control_urls(settings.coordinator_url)
     answer = _asked(urls, operation, body)
     try:
-        return answer, convert(answer, kind)
+        checked = convert(answer, kind)
     except (ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is JSON, and no text
         raise UserError(
             f"{PROG}: {urls[0]} does not answer as a coordinator ({error}); see --coordinator-url"
         ) from None
+    if settings.as_json:
+        print(json.dumps(answer, indent=1))
+    return checked
 
 
 def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> dict[str, Any]:
