@@ -10,6 +10,8 @@ KEY_BYTES = 32
 
 PAGE_TOKENS = 16
 """Tokens per page of KV, where no other size is set."""
+TOKEN_BYTES = 4
+"""Of a packed token id."""
 
 
 def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = (), *, tenant: str) -> list[bytes]:
@@ -31,7 +33,7 @@ def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] =
     keys = list(known[: len(token_ids) // page_size])
     parent = keys[-1] if keys else _seed(tenant)
     words = memoryview(array("I", token_ids[len(keys) * page_size :])).cast("B")
-    step = page_size * 4
+    step = page_size * TOKEN_BYTES
     for start in range(0, len(words) // step * step, step):
         digest = sha256(parent)
         digest.update(words[start : start + step])

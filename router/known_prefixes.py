@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
 
+from ampd.page_keys import TOKEN_BYTES
 from ampd.serving.shared_prefixes import prefix_key
 
 _MOST_KNOWN = 4096
-_TOKEN_BYTES = 4
 
 
 class KnownPrefixes:
@@ -44,10 +44,10 @@ class KnownPrefixes:
         running, at, digest = sha256(tenant.encode("utf-8", "surrogatepass") + b"\0"), 0, b""
         tokens_of = memoryview(prompt)
         for key, tokens in sorted(published.items(), key=itemgetter(1)):
-            if tokens * _TOKEN_BYTES > len(prompt):
+            if tokens * TOKEN_BYTES > len(prompt):
                 break
             if tokens > at:
-                running.update(tokens_of[at * _TOKEN_BYTES : tokens * _TOKEN_BYTES])
+                running.update(tokens_of[at * TOKEN_BYTES : tokens * TOKEN_BYTES])
                 at, digest = tokens, running.digest()
             known = self._digests.get(key)
             if known is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from typing import Any
 
+from ampd.page_keys import TOKEN_BYTES
 from ampd.session_key import tenant_key
 from ampd.state.schema import FATAL_DEATHS
 from ampd.state.store import StateStore, StateUnavailableError
@@ -20,8 +21,6 @@ from router.round_errors import RoundRefusedError, WorkerLostError
 
 log = logging.getLogger(__name__)
 
-_TOKEN_BYTES = 4
-"""Of a packed token id."""
 _DIGEST_CHARS = 32
 
 
@@ -62,7 +61,7 @@ class RequestDeaths:
         self._names: set[str] = set()
         digest = sha256(tenant_key(request.tenant).encode())
         # Without the output that came before another coordinator died.
-        digest.update(memoryview(request.prompt)[: _TOKEN_BYTES * request.client_prompt_tokens])
+        digest.update(memoryview(request.prompt)[: TOKEN_BYTES * request.client_prompt_tokens])
         self.prompt_digest = digest.hexdigest()[:_DIGEST_CHARS]
 
     async def add(self, error: WorkerLostError) -> None:

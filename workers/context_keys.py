@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from ampd.page_keys import page_keys
+from ampd.page_keys import TOKEN_BYTES, page_keys
 
 MOST_PAGES = 1 << 19
 """Of all sessions together: 8 million tokens with pages of 16. Their keys take at most 40 MB, and less where the
 directory of the store has the same keys."""
-
-_TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,9 @@ class ContextKeys:
             page_tokens: tokens per page, the same in all calls.
         """
         packed = array("I", token_ids)
-        words = memoryview(packed).cast("B")[: len(packed) // page_tokens * page_tokens * _TOKEN_BYTES]
+        words = memoryview(packed).cast("B")[: len(packed) // page_tokens * page_tokens * TOKEN_BYTES]
         before = self._taken(session_id)
-        known_bytes = len(before.keys) * page_tokens * _TOKEN_BYTES if before else 0
+        known_bytes = len(before.keys) * page_tokens * TOKEN_BYTES if before else 0
         digest = sha256(words[:known_bytes])
         is_longer = before is not None and before.tenant == tenant and known_bytes <= len(words)
         known = before.keys if before and is_longer and digest.digest() == before.digest else ()
