@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from ampd.state.overlay import heartbeat_s
 from ampd.state.store import StateStore, StateUnavailableError
 from ampd.supervised_task import SupervisedTask
 from ampd.telemetry.coordinator_view import CoordinatorView
@@ -83,7 +84,7 @@ class CoordinatorViewPublisher:
         self._coordinator_id = coordinator_id
         self._read_view = read_view
         self._lease_s = lease_s
-        self._interval_s = min(interval_s, lease_s / 3)
+        self._interval_s = min(interval_s, heartbeat_s(lease_s))
         self._on_answer = on_answer
         self._task = SupervisedTask("coordinator-publisher", self._run)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S
+from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S, heartbeat_s
 from ampd.state.store import (
     RoleAssigned,
     StateRefusedError,
@@ -125,22 +125,22 @@ class Publisher:
                 if not self._is_lost:
                     log.error("the shared state is lost, serving goes on without it: %s", error)
                 self._is_lost = True
-                await asyncio.sleep(min(1.0, self._lease_s / 3))
+                await asyncio.sleep(min(1.0, heartbeat_s(self._lease_s)))
             else:
                 if self._is_lost:
                     log.warning("the shared state is back")
                 self._is_lost = False
 
     async def _wait(self) -> None:
-        """Wait until there is something to write: at least the interval, at most a third of the lease."""
+        """Wait until there is something to write: at least the interval, at most until the next heartbeat."""
         changes = self._changes
         size_s = _HELD_INTERVAL_S * len(changes.held_tokens) + _PREFILL_INTERVAL_S * self._listed_prefills
-        interval_s = max(self._interval_s, min(size_s, self._lease_s / 3))
+        interval_s = max(self._interval_s, min(size_s, heartbeat_s(self._lease_s)))
         pause_s = self._published_s + interval_s - time.monotonic()
         if pause_s > 0:
             await asyncio.sleep(pause_s)
-        heartbeat_s = self._published_s + self._lease_s / 3
-        while (left_s := heartbeat_s - time.monotonic()) > 0:
+        due_s = self._published_s + heartbeat_s(self._lease_s)
+        while (left_s := due_s - time.monotonic()) > 0:
             if changes.has_samples and time.monotonic() >= self._published_s + SAMPLE_INTERVAL_S:
                 return
             if await changes.wait_changed(min(left_s, SAMPLE_INTERVAL_S)):

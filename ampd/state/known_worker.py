@@ -13,8 +13,8 @@ from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
 from ampd.types import PrefillTask, QueueRest, WorkerView
 
 _PROOF_SHARE = 0.5
-"""Share of a lease after which a publication proves that the state is reachable for workers. They publish at least in
-every third of a lease, so that all have fallen silent by then if their publications stop at the same time."""
+"""Share of a lease after which a publication proves that the state is reachable for workers. It is longer
+than `heartbeat_s`, so that all have fallen silent by then if their publications stop at the same time."""
 
 
 class KnownWorker:

@@ -28,6 +28,11 @@ QUEUE_GRACE_S = 2.0
 A finished prefill is removed for as long from views that were written before it finished."""
 
 
+def heartbeat_s(lease_s: float) -> float:
+    """Longest time between two publications of a process, so that two of them may fail before its lease ends."""
+    return lease_s / 3
+
+
 def merge(
     view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int] | None = None
 ) -> WorkerView:
