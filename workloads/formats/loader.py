@@ -129,8 +129,6 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
     return ranks
 
 
-# -- How the trace formats are loaded: checked reading of their files, the rounds of recorded calls, and the registry
-
 # -- reading source files: a file or a folder, plain or gzipped, with errors that name the place
 
 Row = tuple[str, dict[str, Any]]
