@@ -95,6 +95,14 @@ class Parallelism:
     tp: Count = 1
 
 
+def usable_tokens(held_tokens: int, prompt_tokens: int) -> int:
+    """How much of the KV that is held of a prompt a prefill uses.
+
+    At least one token is always computed, because its logits give the first output token.
+    """
+    return min(held_tokens, prompt_tokens - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillTask:
     """One round's prefill, as the policies see it.

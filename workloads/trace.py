@@ -25,10 +25,6 @@ MAX_TOKENS = 2**31 - 1
 MAX_TIME_S = 1e12
 """Latest time. Larger ones, such as 1e300, swallow everything that is added to them."""
 
-_LINE_CHARACTERS = 64 << 20
-UNPACKED_CHARACTERS = 1 << 30
-"""Most that a `.gz` may unpack to, because a small file can fill the memory."""
-
 
 class Round(BaseModel):
     """One prefill and the decode after it.
@@ -250,12 +246,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file that are not blank, with their numbers.
 
     Raises:
-        UserError: the file cannot be read, a line is longer than 64 Mi characters, or `.gz` unpacks to more than 1 Gi.
+        UserError: the file cannot be read.
     """
     with open_text(path) as stream:
-        for number, line in enumerate(_decoded(stream, path), start=1):
-            if line.strip():
-                yield number, line
+        try:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield number, line
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: is not UTF-8 text") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path}: cannot be read to its end ({error})") from None
 
 
 def parse_json(text: str, where: str) -> Any:
@@ -272,24 +273,6 @@ def parse_json(text: str, where: str) -> Any:
         raise UserError(f"{where}: not usable (its brackets are nested too deeply)") from None
     except ValueError:
         raise UserError(f"{where}: not usable (a number has too many digits)") from None
-
-
-def _decoded(stream: IO[str], path: Path) -> Iterator[str]:
-    unpacked = 0
-    try:
-        while line := stream.readline(_LINE_CHARACTERS + 1):
-            unpacked += len(line)
-            if len(line) > _LINE_CHARACTERS:
-                raise UserError(f"{path}: a line has more than {_LINE_CHARACTERS} characters; is it a trace?")
-            if path.suffix == ".gz" and unpacked > UNPACKED_CHARACTERS:
-                raise UserError(
-                    f"{path}: unpacks to more than {UNPACKED_CHARACTERS} characters; if it is meant to, gunzip it first"
-                )
-            yield line
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read to its end ({error})") from None
 
 
 def _parse_line(line: str, where: str) -> Session:

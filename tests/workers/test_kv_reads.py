@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ampd.errors import UserError
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.perf.presets import analytic_model
 from ampd.serving import kv_tiers
 from ampd.types import Parallelism

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from ampd.errors import UserError
-from ampd.page_keys import PAGE_TOKENS, page_keys
+from ampd.keys import PAGE_TOKENS, page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy
 from ampd.policies.passes import joined_tokens, mixed_pass_s

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from ampd.errors import UserError
 from ampd.model_folder import as_value_errors
-from workloads.trace import MAX_TOKENS, UNPACKED_CHARACTERS, Round, Session, numbered_lines, open_text, parse_json
+from workloads.trace import MAX_TOKENS, Round, Session, numbered_lines, open_text, parse_json
 
 TokenCounter = Callable[[str], int]
 """Text -> number of tokens (0 for an empty text)."""
@@ -174,10 +174,7 @@ def read_json(file: Path) -> Any:
     """A whole file as one JSON value."""
     with open_text(file) as stream:
         try:
-            text = stream.read(UNPACKED_CHARACTERS + 1)
-            if len(text) > UNPACKED_CHARACTERS:
-                raise UserError(f"{file}: holds more than {UNPACKED_CHARACTERS} characters; split it")
-            return json.loads(text)
+            return json.load(stream)
         except json.JSONDecodeError as error:
             raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg})") from None
         except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
