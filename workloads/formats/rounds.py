@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import median_low
 
 from ampd.errors import UserError
-from workloads.formats.loader import Rows
-from workloads.tokencount import TokenCounter, approximate_tokens
+from workloads.formats.loader import Rows, TokenCounter, approximate_tokens
 from workloads.trace import Round, Session, SharedPrefix
 
 HEADER_TOKENS = 3
