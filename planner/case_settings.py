@@ -10,9 +10,9 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS
+from ampd.perf.gpus import GPUS
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
-from ampd.perf.roofline import GPUS
 from ampd.policies import registry
 from ampd.settings import Settings
 from ampd.types import GIB, Parallelism, Slo

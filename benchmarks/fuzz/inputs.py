@@ -233,7 +233,7 @@ def _read_replies(folder: Path, data: bytes) -> None:
 def _read_config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     shape = read_model_shape(folder / "config.json")
-    assert shape.layers > 0
+    assert shape.layers
     analytic_model(str(folder / "config.json"), "h20")
     vocabulary_size(folder)
     context_length(folder, None)
