@@ -18,7 +18,7 @@ from math import log
 from pathlib import Path
 
 from ampd.errors import UserError
-from ampd.perf.aiconfigurator import measured_engine
+from ampd.perf.fit import measured_engine
 from ampd.perf.presets import MODELS, analytic_model, model_shape
 from ampd.types import Parallelism
 

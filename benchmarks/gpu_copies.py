@@ -25,10 +25,9 @@ from typing import Any
 import torch
 
 from benchmarks.this_gpu import DenseModel, preset
-from workers.kv.geometry import KvGeometry, head_share
 from workers.kv.ranks.copies import RankCopies, pin
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import KvGeometry, StoreMemory, head_share
 
 REPEATS = 5
 LINK_BYTES = 1 << 30
