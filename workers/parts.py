@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.base import OrderingPolicy, SlicingPolicy
 from ampd.serving.admission import patience_s
 from ampd.state.store import StateStore
@@ -44,7 +44,7 @@ class WorkerParts:
         settings: WorkerSettings,
         engine: Engine,
         store: StateStore,
-        model: PerformanceModel,
+        model: CorrectedModel,
         ordering: OrderingPolicy,
         slicing: SlicingPolicy,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +68,7 @@ class WorkerParts:
         ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
         windows = WorkerWindows(ttft, itl, KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(
-            worker_id, self.role, engine, self.queue, windows, clock
+            worker_id, self.role, engine, model, self.queue, windows, clock
         )
         self.publisher = Publisher(
             store,

@@ -10,6 +10,7 @@ from ampd.state.readings import state_readings
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Reading
 from ampd.types import Role, WorkerView
+from ampd.wire import fields_of
 from workers.parts import WorkerParts
 
 
@@ -31,6 +32,8 @@ class WorkerReader:
         yield Reading(names.WORKER_ROUNDS, parts.rounds.running)
         yield Reading(names.DECODE_BATCH, view.decode_batch)
         yield Reading(names.DECODE_CONTEXT, view.decode_context_tokens)
+        for kind, factor in fields_of(view.parallelism.factors).items():
+            yield Reading(names.TIME_FACTOR, factor, (kind,))
         yield from self._queued(view)
         yield from self._memory(view)
         yield from state_readings(parts.store, is_available=parts.publisher.available)
