@@ -142,6 +142,23 @@ def test_broken_files_are_one_line(tmp_path: Path) -> None:
         load_trace(str(cut))
 
 
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("workloads.trace._LINE_CHARACTERS", 1000)
+    path, content = tmp_path / name, (json.dumps(GOOD) + "\n" + " " * 2000).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    with pytest.raises(UserError, match="a line has more than 1000 characters"):
+        load_trace(str(path))
+
+
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workloads.trace.UNPACKED_CHARACTERS", 1000)
+    path = tmp_path / "t.jsonl.gz"
+    path.write_bytes(gzip.compress((json.dumps(GOOD) + "\n" * 2000).encode()))
+    with pytest.raises(UserError, match="unpacks to more than 1000 characters"):
+        load_trace(str(path))
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*GOOD, *ROUND]), inner, max_size=4),
