@@ -90,8 +90,11 @@ def _rewrites(requests: Iterable[Request]) -> tuple[int, int]:
         if (previous := before.get(request.session)) is not None:
             later += 1
             context = (previous.prompt_tokens or 0) + (previous.output_tokens or 0)
-            shorter = request.prompt_tokens is not None and request.prompt_tokens < context
-            rewrites += shorter and not common_prefix(previous.hashes, request.hashes)
+            shorter = request.prompt_tokens is None or request.prompt_tokens < context
+            begins = common_prefix(previous.hashes, request.hashes) or common_prefix(
+                previous.messages, request.messages
+            )
+            rewrites += shorter and not begins
         before[request.session] = request
     return later, rewrites
 
@@ -245,12 +248,11 @@ def read_dynamo(rows: Rows) -> Iterator[Request]:
 
 def read_aiperf(rows: Rows) -> Iterator[Request]:
     """The server's own counts, if AIPerf recorded them, go before AIPerf's. Requests of the warm-up are left out."""
-    warm_up = 0
     for row in rows:
         where = row.where
         metadata, metrics = (as_object(row.data.get(key) or {}, where) for key in ("metadata", "metrics"))
         if metadata.get("benchmark_phase") == "warmup":
-            warm_up += 1
+            rows.leave_out("requests of the warm-up", where)
             continue
         counts = {key: metric.get("value") if isinstance(metric, dict) else metric for key, metric in metrics.items()}
         yield Request(
@@ -261,8 +263,6 @@ def read_aiperf(rows: Rows) -> Iterator[Request]:
             prompt_tokens=count_of(counts, "usage_prompt_tokens", "input_sequence_length", where=where) or 0,
             output_tokens=count_of(counts, "usage_completion_tokens", "output_sequence_length", where=where) or 0,
         )
-    if warm_up:
-        rows.note(f"{warm_up} requests of the warm-up left out")
 
 
 # -- request logs of vLLM and SGLang: as lines of text, or (SGLang) as JSON
