@@ -22,8 +22,8 @@ from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import StateUnavailableError
 from ampd.telemetry import tracing
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose

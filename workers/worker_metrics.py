@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ampd.errors import UserError
 from ampd.policies.estimates import queued_s
-from ampd.state.store import state_readings
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Reading
 from ampd.types import Role, WorkerView
@@ -33,7 +32,7 @@ class WorkerReader:
         yield Reading(names.DECODE_CONTEXT, view.decode_context_tokens)
         yield from self._queued(view)
         yield from self._memory(view)
-        yield from state_readings(parts.store, is_available=parts.publisher.available)
+        yield from parts.store.readings(is_available=parts.publisher.available)
 
     def _queued(self, view: WorkerView) -> Iterator[Reading]:
         yield Reading(names.QUEUE_TASKS, view.queued_prefills)

@@ -34,7 +34,8 @@ from ampd.settings import GraphSettings, Settings, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import LocalGraph, local_graphs
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import Heard, Overview, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Heard, Overview, StateUnavailableError
 from ampd.telemetry.metrics import names
 from ampd.telemetry.windows import LENGTH_S, US, latency_summary
 from ampd.types import CoordinatorView, KvWindow, Role, Route, ServedWindow, WorkerView, merged

@@ -66,8 +66,9 @@ def test_sub_agents_without_a_name_are_told_apart_by_their_first_line(tmp_path: 
     for at, (name, parent, prompt) in enumerate(
         [("a", None, 0), ("b", None, 0), ("c", "a", 1000), ("d", "b", 2000), ("e", "c", 1100)]
     ):
-        kind, more = ("user", {}) if not prompt else ("assistant", {"message": _answered(name, prompt, 0, 0, 10)})
-        rows.append(_claude(kind, at, "x", isSidechain=True, **more) | {"uuid": name, "parentUuid": parent})
+        message = _answered(name, prompt, 0, 0, 10) if prompt else {}
+        row = _claude("assistant" if prompt else "user", at, "x", isSidechain=True, message=message)
+        rows.append(row | {"uuid": name, "parentUuid": parent})
     first, second = load("claude-code", jsonl(tmp_path / "s.jsonl", *rows))
     assert [item[:2] for item in shape(first)] == [(1000, 10), (90, 10)]
     assert [item[:2] for item in shape(second)] == [(2000, 10)]
