@@ -181,8 +181,9 @@ def read_openhands(rows: Rows) -> Iterator[Request]:
         else:
             history, recorded = [data], {}
         turns = contexts.setdefault(name, Turns(name))
-        for item in history:
-            _put_event(turns, as_object(item, f"{where}: history"), recorded, where)
+        for item in history:  # old ones hold pairs of an action and its observation
+            for event in item if isinstance(item, list) else [item]:
+                _put_event(turns, as_object(event, f"{where}: history"), recorded, where)
     yield from _closed(contexts.values())
 
 

@@ -288,7 +288,8 @@ def _observations(rows: Iterable[Row], sessions: dict[str, str]) -> Iterator[tup
             if not isinstance(item, dict):
                 continue
             inner = [nested for key in ("traces", "observations") if isinstance(nested := parsed(item.get(key)), list)]
-            name, session = text_of(item, "id"), text_of(item, "sessionId", "session_id")
+            trace = part_of(item, "trace") or item
+            name, session = text_of(trace, "id"), text_of(trace, "sessionId", "session_id")
             if inner and name and session:
                 sessions[name] = session
             pending += [each for nested in inner for each in nested]

@@ -124,7 +124,11 @@ def test_the_lengths_of_the_prompts_tell_the_size_of_their_blocks(tmp_path: Path
         "the blocks of hash_ids have 16 tokens, by the lengths of the prompts"
     ]
     load("mooncake", jsonl(tmp_path / "x.jsonl", *(_moon(None, 40000, 5, [1], timestamp=0) for _ in "ab")))
-    assert "hash_ids fit no known size of blocks in 2 of 2 rows; 512 tokens are assumed" in NOTES[0]
+    assert "hash_ids fit no size of blocks in 2 of 2 rows; 512 tokens are assumed" in NOTES[0]
+
+    rows = [_moon(None, tokens, 5, list(range(hashes)), timestamp=0) for tokens, hashes in ((1000, 10), (1001, 11))]
+    load("mooncake", jsonl(tmp_path / "y.jsonl", *rows))
+    assert "the blocks of hash_ids have 100 tokens" in NOTES[0]
 
 
 def test_rows_without_lengths_have_them_from_blocks_and_text(tmp_path: Path) -> None:
