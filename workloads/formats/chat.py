@@ -324,6 +324,7 @@ def read_openai(rows: Rows) -> Iterator[Request]:
     """A row is a conversation, whose assistant messages were a call each, or one request with its response."""
     loose: dict[str, list[dict[str, Any]]] = {}
     names: dict[str | None, str] = {}
+    logged: set[tuple[str | None, int]] = set()
     table = list(rows)
     followed = {text_of(part_of(row.data, "request") or row.data, "previous_response_id") for row in table} - {None}
     for row in table:
@@ -342,8 +343,12 @@ def read_openai(rows: Rows) -> Iterator[Request]:
             found = turns_of(messages, name or Path(where).name, where, before=_system_words(request))
             if not found:
                 rows.leave_out("no answer of a model", where)
+            # A session that is logged again as it grows repeats its first calls.
+            calls = {(call.session, hash((call.messages, call.answer))): call for call in found}
+            fresh = [call for key, call in calls.items() if key not in logged]
+            logged |= calls.keys()
             yield from (
-                replace(call, start_s=call.start_s or (None if at else start_s)) for at, call in enumerate(found)
+                replace(call, start_s=call.start_s or (None if at else start_s)) for at, call in enumerate(fresh)
             )
             continue
         before = names.get(text_of(request, "previous_response_id"))

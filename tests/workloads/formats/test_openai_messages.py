@@ -160,3 +160,19 @@ def test_rows_in_the_envelope_of_an_api_and_responses_without_prompts(tmp_path: 
     path.write_text(json.dumps({"data": [row, row], "has_more": False}))
     assert detect(path) == ("openai-messages", "its rows have response/body/usage")
     assert [shape(session)[0][:2] for session in load("openai-messages", path)] == [(22, 2), (22, 2)]
+
+
+def test_chains_go_on_where_an_answer_comes_back_without_its_reasoning(tmp_path: Path) -> None:
+    thoughtful = {**CHAT[2], "reasoning_content": "hm hm"}
+    rows = [_logged(CHAT[:2], thoughtful, created=0), _logged(CHAT[:4], CHAT[4], created=5)]
+    (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    first, second = shape(session)
+    assert first == (FIRST[0], FIRST[1] + 2, 0.0, None)
+    # The answer without its reasoning is prefilled again, behind the first prompt without the header of the answer.
+    assert second == (3 + 4 + 2 + 4 + 3, SECOND[1], 5.0, FIRST[0] - 3)
+
+
+def test_a_conversation_that_is_logged_again_as_it_grows_counts_once(tmp_path: Path) -> None:
+    rows = [{"session_id": "s", "created": at, "messages": CHAT[:end]} for at, end in ((100, 3), (107, 5), (108, 5))]
+    (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    assert shape(session) == [FIRST, (*SECOND[:2], 7.0, None)]
