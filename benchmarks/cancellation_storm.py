@@ -35,6 +35,7 @@ from typing import Any
 import uvloop
 from dynamo.runtime import Context
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.embedded import EmbeddedRedis
@@ -212,7 +213,8 @@ async def _start_worker(
         lease_s=LEASE_S,
     )
     ordering, slicing = create_named("ordering", defaults.ORDERING), create_named("slicing", defaults.SLICING)
-    parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
+    times = CorrectedModel(model, Parallelism())
+    parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, times, ordering, slicing)
     engine.kv.connect(workers, parts.held)
     await parts.publisher.start()
     stack.push_async_callback(parts.publisher.retire)

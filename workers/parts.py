@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.base import OrderingPolicy, SlicingPolicy
 from ampd.serving.admission import patience_s
 from ampd.state.redis_store import StateStore
@@ -44,7 +44,7 @@ class WorkerParts:
         settings: WorkerSettings,
         engine: Engine,
         store: StateStore,
-        model: PerformanceModel,
+        model: CorrectedModel,
         ordering: OrderingPolicy,
         slicing: SlicingPolicy,
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +67,7 @@ class WorkerParts:
         self.sessions = SessionReleaser(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
         windows = WorkerWindows(SlidingWindow(), SlidingWindow(), KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(
-            worker_id, self.role, engine, self.queue, windows, clock
+            worker_id, self.role, engine, model, self.queue, windows, clock
         )
         self.publisher = Publisher(
             store,

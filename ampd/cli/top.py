@@ -137,6 +137,7 @@ def _worker(entry: Heard[WorkerView], now_s: float, queue_wait_s: float | None) 
         "age_s": entry.age_s,
         "role": str(view.role),
         "tp": view.parallelism.tp,
+        "time_factors": fields_of(view.parallelism.factors),
         "queue_prefills": view.queued_prefills,
         "queue_tokens": sum(task.incr_tokens for task in view.queue) + view.queue_rest.incr_tokens,
         "queue_wait_s": queue_wait_s,
