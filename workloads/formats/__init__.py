@@ -246,6 +246,10 @@ def _loaded(name: str, path: Path, files: list[Path], options: LoadOptions) -> I
         yield from sessions_of(FORMATS[name].read(rows), path, options)
         for why, places in rows.left.items():
             rows.note(f"{len(places)} left out, {why} (the first: {places[0]})")
+    except UserError as error:
+        if str(path) in str(error):
+            raise
+        raise UserError(f"{last[0]}: {error}") from None
     except ValidationError as error:
         raise UserError(f"{last[0]}: does not fit the format {name}: {first_problem(error)}") from None
     except _MISFITS as error:
