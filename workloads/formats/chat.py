@@ -178,8 +178,14 @@ class Usage:
     cached_tokens: int | None = None
 
 
-_PROMPTS = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount", "input")
-_OUTPUTS = ("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "candidatesTokenCount", "output")
+_PROMPTS = (
+    *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount", "inputUsage", "input_usage"),
+    "input",
+)
+_OUTPUTS = (
+    *("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "candidatesTokenCount"),
+    *("outputUsage", "output_usage", "output"),
+)
 _DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _APART = ("cache_read_input_tokens", "cacheReadInputTokens", "input_cached_tokens", "input_cache_read")
 _CACHED = ("cached_input_tokens", "cached_tokens", "cache_read_tokens", "cache_read", "cachedContentTokenCount")

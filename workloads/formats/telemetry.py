@@ -259,7 +259,7 @@ def read_langfuse(rows: Rows) -> Iterator[Request]:
     found = list(_observations(rows, sessions))
     for where, item in found:
         details = parsed(first_of(item, "usageDetails", "usage_details", "provided_usage_details"))
-        usage = usage_of(details, where) if details else Usage()
+        usage = usage_of(dict(details) if isinstance(details, list) else details, where)  # Parquet has pairs
         if usage == Usage():
             usage = usage_of(parsed(item.get("usage")), where)
         if usage == Usage():
