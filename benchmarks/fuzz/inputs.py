@@ -19,7 +19,7 @@ from ampd.perf.model_shape import read_model_shape
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
-from ampd.state.connect import check_url
+from ampd.state.redis_connection import check_url
 from ampd.types import Parallelism
 from benchmarks.fuzz.mutations import ODD, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
