@@ -257,3 +257,12 @@ def test_a_few_sessions_that_do_not_fit_are_one_line_beside_the_plan(capsys: pyt
     assert "co-located" in out or "prefill" in out
     assert main([*LONG, "--context", "131072"]) == 0
     assert "do not fit" not in capsys.readouterr().err
+
+
+def test_a_layout_that_attains_no_round_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*TAU[:6], "--gpus", "2", "--rate", "3", "--ttft", "0.2", "--itl", "0.001", "--degrees", "1", *FIRST]
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("No layout of 2 GPUs carries any rate that was tried")
+    assert len(lines) == 2
+    assert lines[1].startswith("The search ended early")
