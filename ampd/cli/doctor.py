@@ -36,6 +36,7 @@ from ampd.cli.serve.settings import (
 )
 from ampd.errors import UserError, one_line_of, without_credentials
 from ampd.model_folder import check_model_folder
+from ampd.perf.model_shape import WINDOW_POOLS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.roofline import MEMORY_SHARE
 from ampd.settings import GraphSettings, Settings, parse_settings
@@ -309,7 +310,7 @@ def kv_pool(config: Mapping[str, Any]) -> str:
     layers = set(config.get("layer_types") or ())
     if "linear_attention" in layers or config.get("linear_num_key_heads") or config.get("full_attention_interval"):
         return "HybridLinearKVPool"
-    if config.get("model_type") in ("gpt_oss", "gemma4", "gemma4_text"):
+    if str(config.get("model_type")).startswith(WINDOW_POOLS):
         return "SWAKVPool"
     return "MHATokenToKVPool"
 
