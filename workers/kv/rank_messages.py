@@ -9,6 +9,7 @@ from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
 from ampd.page_keys import KEY_BYTES
+from ampd.types import Factors
 from workers.kv.geometry import KvGeometry
 
 
@@ -112,6 +113,12 @@ class LastPasses(Struct, tag=True, frozen=True):
     rids: list[str]
 
 
+class PassFactors(Struct, tag=True, frozen=True):
+    """What the times of passes are multiplied by from now on. Rank 0 measures them."""
+
+    factors: Factors
+
+
 class Done(Struct, tag=True, frozen=True):
     """The answer to a call."""
 
@@ -120,7 +127,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Allow | Drop | Settle
-ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | PassFactors | Done
 
 encode = Encoder().encode
 decode_to_rank = Decoder(ToRank).decode
