@@ -38,9 +38,8 @@ from dynamo.runtime import Context
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ampd.errors import UserError
+from ampd.perf.gpus import HOST_LINK_SHARE, host_bytes_per_s
 from ampd.perf.model import PerformanceModel
 from ampd.perf.profile import (
     DecodeCurve,
@@ -28,7 +29,6 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
 )
-from ampd.perf.roofline import HOST_LINK_SHARE, host_bytes_per_s
 from ampd.types import Parallelism
 
 _Starts = tuple[int, ...]

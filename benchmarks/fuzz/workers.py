@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest

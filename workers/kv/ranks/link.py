@@ -21,13 +21,13 @@ from zmq import LINGER, NOBLOCK, PAIR, POLLIN, RCVHWM, SNDHWM, Again, Context, P
 
 from ampd.page_keys import KEY_BYTES
 from ampd.types import Factors
-from workers.kv.geometry import KvGeometry
-from workers.kv.rank_messages import (
+from workers.kv.shared import (
     Allow,
     Done,
     Drop,
     Forgotten,
     Hello,
+    KvGeometry,
     LastPasses,
     Loaded,
     Offer,
