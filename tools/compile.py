@@ -46,7 +46,6 @@ MODULES = (
     "ampd.policies.expectations",
     "ampd.policies.moore_hodgson",
     "ampd.policies.passes",
-    "ampd.recent_load",
     "ampd.telemetry.sliding_window",
     "ampd.types",
 )

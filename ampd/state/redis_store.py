@@ -31,7 +31,6 @@ from ampd.state.store import (
     FatalRequestError,
     Heard,
     Leadership,
-    LoadedRound,
     Overview,
     RoleAssigned,
     RoundTrips,
@@ -235,21 +234,6 @@ class RedisStore:
     async def remove_coordinator(self, coordinator_id: str) -> None:
         # Readers ignore its entry in the index, which the next coordinator that publishes removes.
         await self._connection.command("DEL", self._schema.coordinator(coordinator_id))
-
-    async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
-        batch = codec.encode_load(rounds, self._clock())
-        await self._connection.script("record_load", [self._schema.load], [batch, ms(keep_s)])
-
-    async def recent_load(self) -> list[LoadedRound]:
-        answer = await self._connection.script("load", [self._schema.load], [])
-        reader, batches = self._listed("load", answer)
-        rounds: list[LoadedRound] = []
-        for batch in map(_record, batches):
-            try:
-                rounds += codec.decode_load(batch.partition(b" ")[2], self._clock() - reader.age_s(batch))
-            except codec.CodecError as error:
-                _warn_once(f"left out recorded load: {error}")
-        return rounds
 
     async def snapshot(self) -> list[WorkerView]:
         return [heard.view for heard in await self._workers()]

@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 from msgspec import Struct
 
 from ampd.errors import RunError
-from ampd.recent_load import RecentRound
 from ampd.telemetry.coordinator_view import CoordinatorView
 from ampd.types import PrefillTask, Role, Seconds, Text, WorkerView
 
@@ -173,10 +172,6 @@ class RoleAssigned(Event, frozen=True):
 
 
 StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
-
-
-LoadedRound = tuple[str, RecentRound]
-"""(session, a round of it that has ended)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,14 +335,6 @@ class StateStore(Protocol):
         ...
 
     # -- readers
-    async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
-        """Add rounds that ended to the recent load of the graph, which keeps them for `keep_s`."""
-        ...
-
-    async def recent_load(self) -> Sequence[LoadedRound]:
-        """The rounds that were recorded, in any order, with times on this handle's clock."""
-        ...
-
     async def overview(self) -> Overview:
         """All live workers, and then all live coordinators: two reads, not one moment."""
         ...

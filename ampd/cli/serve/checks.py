@@ -35,16 +35,21 @@ def check_policies(settings: ServeSettings) -> None:
 
 
 def check_workers(settings: ServeSettings) -> None:
-    """Refuse a graph in which no worker owns sessions."""
-    if not any(role.owns_sessions for role in settings.workers()):
+    """Refuse a graph in which no worker owns sessions, and roles beside a number of workers without roles."""
+    named = ("prefill", "decode", "mixed", "prefill_tp", "decode_tp", "mixed_tp")
+    if settings.workers is not None and (given := [name for name in named if name in settings.model_fields_set]):
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UserError(f"ampd serve: {flag}: --workers starts workers of any role; leave out one of the two flags")
+    if not any(role.owns_sessions for role in settings.start()):
         raise UserError("ampd serve: --decode: at least one decode worker is needed, or a mixed one (--mixed)")
 
 
 def check_perf(settings: ServeSettings) -> None:
     """Refuse a performance model that is missing, invalid, or without the workers' parallelism."""
-    degrees = {role: Parallelism(settings.degree(role)) for role in settings.workers()}
-    prefill = [degree for role, degree in degrees.items() if role.takes_prefills]
-    decode = [degree for role, degree in degrees.items() if role.owns_sessions]
+    degrees = {role: Parallelism(settings.degree(role)) for role in settings.start()}
+    may_change = not registry.POOLS.create_named(settings.pools).is_idle
+    prefill = [degree for role, degree in degrees.items() if role.takes_prefills or may_change]
+    decode = [degree for role, degree in degrees.items() if role.owns_sessions or may_change]
     try:
         load_performance_model(settings.perf).require(prefill or decode, decode)
     except UserError as error:
