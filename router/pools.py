@@ -15,12 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ampd.background_tasks import SupervisedTask
 from ampd.errors import UserError
 from ampd.policies.base import RoleChange
 from ampd.serving.roles import DueChange, RoleReview, due_changes
-from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Leadership, RoleAssigned, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView
 
 log = logging.getLogger(__name__)

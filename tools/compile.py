@@ -37,6 +37,7 @@ FOLDERS = (
 
 MODULES = (
     "ampd.page_keys",
+    "ampd.perf.corrections",
     "ampd.perf.model",
     "ampd.perf.piecewise",
     "ampd.policies.base",
@@ -46,7 +47,7 @@ MODULES = (
     "ampd.policies.expectations",
     "ampd.policies.moore_hodgson",
     "ampd.policies.passes",
-    "ampd.telemetry.sliding_window",
+    "ampd.telemetry.windows",
     "ampd.types",
 )
 """Further modules that are compiled."""

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.types import WINDOW_S, Moves, Slo
+from ampd.types import WINDOW_S, Moves, Parallelism, Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.outcome import GapRun, Span
 from planner.simulator.shared_prefixes import SessionPrefix
@@ -55,6 +56,7 @@ class SimulationOptions:
         moves: which sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
+        corrects_times: workers correct wrong times by what they measure. False shows the gain.
         idle_tokens: session id -> tokens of its context, of the sessions that are between two rounds when the
             simulation begins, in the order of their last use. Their KV is there from the beginning, on the workers
             that own the least KV, and may be evicted.
@@ -76,6 +78,7 @@ class SimulationOptions:
     max_wait: float = 0.0
     moves: Moves = defaults.MOVES
     knows_prefixes: bool = True
+    corrects_times: bool = True
     idle_tokens: Mapping[str, int] = field(default_factory=dict)
     gaps_from_s: float = 0.0
     until_s: float = inf
@@ -104,3 +107,8 @@ class World:
     gaps: list[GapRun]
     spans: list[Span] | None
     prefixes: dict[str, SessionPrefix] = field(default_factory=dict)
+
+    def times_of(self, parallelism: Parallelism) -> CorrectedModel | None:
+        """The corrected times of a new worker; None: nothing is measured, because no factor could become another."""
+        is_right = self.belief is self.model
+        return None if is_right or not self.options.corrects_times else CorrectedModel(self.belief, parallelism)
