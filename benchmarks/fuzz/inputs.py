@@ -26,7 +26,7 @@ from benchmarks.fuzz.target import Target
 from planner.case_settings import PlanSettings
 from planner.plan_command import parse_degrees
 from planner.simulate_command import SimulateSettings, parse_rates
-from planner.simulator.cluster import parse_groups
+from planner.simulator.options import parse_groups
 from router.settings import CoordinatorSettings, context_length, vocabulary_size
 from workers.engines.replies import Replies
 from workers.settings import WorkerSettings

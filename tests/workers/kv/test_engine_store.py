@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 
 pytest.importorskip("nixl")
 pytest.importorskip("msgspec")
