@@ -40,6 +40,7 @@ from workers.role import follow_roles
 from workers.settings import PROG, WorkerSettings
 from workers.token_groups import grouped
 from workers.worker_metrics import WorkerReader
+from workers.wrong_times import warn_of_wrong_times
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         engine.kv.connect(peers, parts.held)
         _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
         _start_in_background("session-sweeper", parts.sessions.run, stack)
+        _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
         expose(
             ProcessCollector(Process.WORKER, parts.recorder.recorded, WorkerReader(parts), asyncio.get_running_loop()),
             endpoints[GENERATE_ENDPOINT],
