@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.gpus import GPUS
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
@@ -26,7 +26,7 @@ from ampd.policies.slicing.whole import WholeSlicing
 from ampd.settings import Settings
 from ampd.types import ATTAINMENT, GIB, Parallelism, Slo
 from planner.layout.trial import BUDGET_S
-from planner.simulator.cluster import ReplicaGroup, parse_groups
+from planner.simulator.options import ReplicaGroup, parse_groups
 from workloads.trace import Session, shipped_traces
 
 

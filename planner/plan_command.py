@@ -18,7 +18,7 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.expectations import disagreement
 from ampd.policies.registry import create_named
-from ampd.reports.figures import format_number, format_share
+from ampd.reports import format_number, format_share
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
 from planner.case_settings import Limit, PlanSettings, misfits, provenance_of

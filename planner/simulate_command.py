@@ -20,13 +20,12 @@ from ampd.policies import defaults
 from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
-from ampd.reports.figures import format_share
+from ampd.reports import format_share
 from ampd.settings import has_usual_size, parse_settings
 from ampd.types import Moves, Slo
 from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
 from planner.parallel import in_parallel
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share

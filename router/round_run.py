@@ -109,8 +109,6 @@ class RoundRun:
         self._record.placed(placement.plan, placement.binding)
         self._recovery.holder = placement.plan.holder.worker_id if placement.plan.holder else self._recovery.holder
         log_placed(self._services.options.round_log, self._record)
-        if not self._request.is_announcement:
-            self._services.placed(self._record, self._stream.arrival_s)
         return placement
 
     def _unplaced(self) -> UnplacedRound:

@@ -7,17 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
-from router.decision_record import DecisionRecord
 from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
 from router.served import Observer
 from router.session_memory import SessionMemory
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
-
-
-def ignore_placed(_record: DecisionRecord, _arrival_s: float) -> None:
-    """Nothing observes placed rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +40,6 @@ class Services:
         spawn: starts work that outlives the round.
         deaths: the workers that died under rounds.
         observers: called with each round at its end.
-        placed: called with the record and the arrival of each round that was placed, announcements left out.
         prefixes: the prefixes that sessions share.
     """
 
@@ -57,7 +51,6 @@ class Services:
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
     observers: tuple[Observer, ...] = ()
-    placed: Callable[[DecisionRecord, float], None] = ignore_placed
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from typing import Any
 
-from ampd.page_keys import TOKEN_BYTES
-from ampd.session_key import tenant_key
+from ampd.keys import TOKEN_BYTES, tenant_key
 from ampd.state.redis_store import StateStore
 from ampd.state.schema import FATAL_DEATHS
 from ampd.state.store import StateUnavailableError

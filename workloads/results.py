@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ampd.reports.figures import format_bytes
+from ampd.reports import format_bytes
 from ampd.types import Slo
 
 _PERCENTS = (50, 95, 99)

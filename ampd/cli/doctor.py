@@ -40,9 +40,9 @@ from ampd.perf.model_shape import WINDOW_POOLS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.roofline import MEMORY_SHARE
 from ampd.settings import GraphSettings, Settings, parse_settings
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import RedisConnection, without_secrets
+from ampd.state.redis_store import open_store
 from ampd.state.schema import Schema
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path

@@ -15,7 +15,7 @@ from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import COORDINATOR, FRONTEND, ServeSettings
 from ampd.errors import UserError
 from ampd.settings import PREFIX, GraphSettings
-from ampd.telemetry.metrics.system import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
+from ampd.telemetry.metrics.exposition import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
 from ampd.types import Role
 from ampd.wire import METADATA_PREFIX
 
@@ -254,8 +254,6 @@ def _worker_argv(settings: ServeSettings, site: GraphSite, role: Role) -> tuple[
 def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
     flags = ["--model", str(site.model_path), "--model-name", site.model_name]
     flags += ["--routing", settings.routing, "--binding", settings.binding, "--pools", settings.pools]
-    # For the pools policy, which may serve the recent load again as the workers would.
-    flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
     for flag, value in (
         ("--dyn-tool-call-parser", settings.dyn_tool_call_parser),
         ("--dyn-reasoning-parser", settings.dyn_reasoning_parser),
