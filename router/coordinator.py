@@ -6,14 +6,15 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ampd.background_tasks import BackgroundTasks
+from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
-from ampd.rounds_in_progress import RoundsInProgress
+from ampd.round_end import error_chunk, merged_usage
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview
@@ -21,17 +22,16 @@ from ampd.state.store import SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
-from ampd.wire import AFFINITY
+from ampd.wire import AFFINITY, GenerateRequest
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
-from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.outputs import error_chunk, merged_usage
 from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
+from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun
@@ -50,6 +50,8 @@ from router.worker_deaths import WorkerDeaths
 log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
+_END_COMES_S = 1.0
+"""In which a worker has told how a round ended, after its stream broke off."""
 
 _CONTEXT_MEMORY_BYTES = 256 << 20
 """For the last contexts of sessions, which show rewritten prompts."""
@@ -92,7 +94,6 @@ class Coordinator:
         self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)
         self._background = BackgroundTasks(_MOST_BACKGROUND_TASKS)
-        self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
         limits = _session_limits(settings)
@@ -105,9 +106,11 @@ class Coordinator:
             serves=OwnTokenizer(tokenizer).serves,
             on_session_end=sessions.forget,
         )
-        guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
+        access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
+        self._ends = RoundEnds(access.lost, access.take_report, clock)
+        self._calls = calls
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
-        self.gate = AdmissionGate(admission, self.view, lambda: len(self._rounds))
+        self.gate = AdmissionGate(admission, self.view, lambda: self.running)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
         recorder = self.pools.recorder if self.pools else None
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
@@ -122,12 +125,14 @@ class Coordinator:
                 SessionMoves(self.view, settings.moves),
                 clock,
             ),
-            access=WorkerAccess(self.view, store, calls, guard, CALL_TIMEOUT_S),
+            access=access,
             sessions=sessions,
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,
-            deaths=WorkerDeaths(store, self._background.spawn),
+            deaths=WorkerDeaths(store),
+            ends=self._ends,
+            refused=self._note_refusal,
             observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
             placed=recorder.placed if recorder else ignore_placed,
         )
@@ -136,7 +141,7 @@ class Coordinator:
     @property
     def running(self) -> int:
         """Rounds in progress here."""
-        return len(self._rounds)
+        return len(self._ends.in_progress)
 
     @property
     def session_counts(self) -> SessionCounts:
@@ -164,24 +169,32 @@ class Coordinator:
         if self._services.access.undeleted:
             self._background.spawn(self._services.access.delete_bindings())
 
-    async def start(self) -> None:
-        """Connect to the shared state. Raises `StateUnavailableError`."""
+    async def start(self, keys: tuple[bytes, ...] = ()) -> None:
+        """Connect to the shared state, and listen to workers.
+
+        Args:
+            keys: the secrets of the graph.
+
+        Raises:
+            StateUnavailableError
+        """
         await self.view.start()
-        self._services.access.guard.start()
+        await self._ends.listen(keys)
+        self._ends.start()
         self._lease_probe.start()
         if self.pools is not None:
             self.pools.start()
 
     async def drained(self) -> None:
         """Wait until no round is in progress here."""
-        await self._rounds.drained()
+        await self._ends.in_progress.drained()
 
     async def stop(self, timeout_s: float = 2.0) -> None:
         """Finish the background work of rounds, as far as `timeout_s` allows, and disconnect."""
         if self.pools is not None:
             await self.pools.stop()
+        await self._ends.stop()
         await self._background.finish(timeout_s)
-        await self._services.access.guard.stop()
         await self._lease_probe.stop()
         await self.view.stop()
 
@@ -192,35 +205,67 @@ class Coordinator:
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
         trace = tracing.begin(context)
         try:
-            with self._rounds.round():
-                affinity = context.metadata.get(AFFINITY)
-                wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
-                del request  # its list of token ids is large
-                if not wanted.is_named and not wanted.continued_tokens:
-                    self.unnamed.add()  # another coordinator has counted a continued one
-                trace = trace.of_session(wanted.client_session_id or wanted.session_id)
-                if wanted.max_tokens == 0 and wanted.is_final:
+            wanted = parse_round(request, self._targets, self._vocabulary_size, context.metadata.get(AFFINITY))
+            del request  # its list of token ids is large
+            trace = trace.of_session(wanted.client_session_id or wanted.session_id)
+            if wanted.max_tokens == 0 and wanted.is_final:
+                with self._ends.in_progress.round():
                     send(await self._end_session(wanted))
-                else:
-                    await RoundRun(wanted, context, self._services).serve(send)
+            else:
+                await self._pipe(await self._round(wanted, context.id()), context, send)
         except RoundRefusedError as error:
-            self._note_refusal(error)
+            self._note_refusal(error.status, str(error))
             send(error_chunk(error.status, trace.quoted(str(error))))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
             send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
 
-    def _note_refusal(self, error: RoundRefusedError) -> None:
-        self.failures[error.status] += 1
-        level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
-        log_fields(log, level, "round refused", status=error.status, error=str(error))
+    async def _round(self, wanted: RoundRequest, request_id: str) -> RoundRun:
+        before = await self._ends.before(request_id)
+        if before is None and not (wanted.is_named or wanted.continued_tokens):
+            self.unnamed.add()  # another coordinator has counted a continued one
+        return RoundRun(wanted, request_id, self._services, before)
+
+    async def _pipe(self, run: RoundRun, context: CallContext, send: Send[Chunk]) -> None:
+        """Pass the chunks of the round's worker on, as they come."""
+        chunks: AsyncIterator[Chunk] | None = None
+
+        async def deliver(worker_id: str, message: GenerateRequest) -> None:
+            nonlocal chunks
+            chunks = await self._calls.generate(worker_id, message, context)
+
+        await run.give(deliver, context.is_stopped)
+        if chunks is None:
+            return
+        try:
+            async for chunk in chunks:
+                send(chunk)
+        except Exception as error:
+            if context.is_stopped():
+                return
+            await run.until_over(_END_COMES_S)
+            send(_failure(run, error))
+
+    def _note_refusal(self, status: int, message: str) -> None:
+        self.failures[status] += 1
+        level = logging.WARNING if status >= _SERVER_ERROR else self._round_log.end_level
+        log_fields(log, level, "round refused", status=status, error=message)
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""
         await self._services.end_session(request.session_id, request.tenant, set())
         usage = merged_usage(None, len(request.token_ids), 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
+
+
+def _failure(run: RoundRun, error: Exception) -> Chunk:
+    """The chunk for a stream that broke off: with the error that its worker told, or for the frontend to go on."""
+    trace = tracing.current()
+    status, message, again = 503, f"its worker was lost: {one_line_of(error)}", True
+    if (end := run.end) is not None and end.outcome == "failed":
+        status, message, again = end.status, end.message, end.goes_on
+    return error_chunk(status, trace.quoted(message) if trace else message, again=again)
 
 
 def _session_limits(settings: CoordinatorSettings) -> SessionLimits:

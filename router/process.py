@@ -51,7 +51,7 @@ async def serve_coordinator(
         signer = Signer(keys, f"{COORDINATOR_COMPONENT}-{endpoint.connection_id():x}")
         calls = await DynamoCalls.connect(runtime, settings.namespace, signer)
         process = CoordinatorProcess(runtime, settings, card, policies, store, calls)
-        await process.run()
+        await process.run(keys)
     finally:
         await store.close()
     if process.has_given_up:
@@ -109,8 +109,11 @@ class CoordinatorProcess:
         """Rounds were still in progress when the time for them was over."""
         return self._has_given_up.is_set()
 
-    async def run(self) -> None:
+    async def run(self, keys: tuple[bytes, ...]) -> None:
         """Serve until a signal comes.
+
+        Args:
+            keys: the secrets of the graph.
 
         Raises:
             RunError: Dynamo ended before that.
@@ -123,7 +126,7 @@ class CoordinatorProcess:
             drain_callback=self._drain,
         )
         try:
-            await self._start()
+            await self._start(keys)
             if await self._presence.until_ready():
                 await self._register()
                 self._presence.start()
@@ -158,9 +161,9 @@ class CoordinatorProcess:
             serving.cancel()
             giving_up.cancel()
 
-    async def _start(self) -> None:
+    async def _start(self, keys: tuple[bytes, ...]) -> None:
         settings = self._settings
-        await self._coordinator.start()
+        await self._coordinator.start(keys)
         self._publisher.start()
         system.log_address(self._runtime)
         system.answer_liveness(self._runtime)
