@@ -6,12 +6,11 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from ampd.background_tasks import BackgroundTasks
-from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
 from ampd.round_end import error_chunk, merged_usage
@@ -22,7 +21,7 @@ from ampd.state.store import SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
-from ampd.wire import AFFINITY, GenerateRequest
+from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.lease_probe import LeaseProbe
@@ -34,7 +33,7 @@ from router.request import RoundRequest, parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
-from router.round_run import RoundRun
+from router.round_run import RoundRun, pipe
 from router.served import Observer
 from router.services import RoundOptions, Services, ignore_placed
 from router.session_control import SessionControl
@@ -50,8 +49,6 @@ from router.worker_deaths import WorkerDeaths
 log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
-_END_COMES_S = 1.0
-"""In which a worker has told how a round ended, after its stream broke off."""
 
 _CONTEXT_MEMORY_BYTES = 256 << 20
 """For the last contexts of sessions, which show rewritten prompts."""
@@ -107,7 +104,7 @@ class Coordinator:
             on_session_end=sessions.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
-        self._ends = RoundEnds(access.lost, access.take_report, clock)
+        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, access.take_report, clock)
         self._calls = calls
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: self.running)
@@ -212,7 +209,10 @@ class Coordinator:
                 with self._ends.in_progress.round():
                     send(await self._end_session(wanted))
             else:
-                await self._pipe(await self._round(wanted, context.id()), context, send)
+                before = await self._ends.before(context.id())
+                if before is None and not (wanted.is_named or wanted.continued_tokens):
+                    self.unnamed.add()  # another coordinator has counted a continued one
+                await pipe(RoundRun(wanted, context.id(), self._services, before), self._calls, context, send)
         except RoundRefusedError as error:
             self._note_refusal(error.status, str(error))
             send(error_chunk(error.status, trace.quoted(str(error))))
@@ -220,32 +220,6 @@ class Coordinator:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
             send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
-
-    async def _round(self, wanted: RoundRequest, request_id: str) -> RoundRun:
-        before = await self._ends.before(request_id)
-        if before is None and not (wanted.is_named or wanted.continued_tokens):
-            self.unnamed.add()  # another coordinator has counted a continued one
-        return RoundRun(wanted, request_id, self._services, before)
-
-    async def _pipe(self, run: RoundRun, context: CallContext, send: Send[Chunk]) -> None:
-        """Pass the chunks of the round's worker on, as they come."""
-        chunks: AsyncIterator[Chunk] | None = None
-
-        async def deliver(worker_id: str, message: GenerateRequest) -> None:
-            nonlocal chunks
-            chunks = await self._calls.generate(worker_id, message, context)
-
-        await run.give(deliver, context.is_stopped)
-        if chunks is None:
-            return
-        try:
-            async for chunk in chunks:
-                send(chunk)
-        except Exception as error:
-            if context.is_stopped():
-                return
-            await run.until_over(_END_COMES_S)
-            send(_failure(run, error))
 
     def _note_refusal(self, status: int, message: str) -> None:
         self.failures[status] += 1
@@ -257,15 +231,6 @@ class Coordinator:
         await self._services.end_session(request.session_id, request.tenant, set())
         usage = merged_usage(None, len(request.token_ids), 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
-
-
-def _failure(run: RoundRun, error: Exception) -> Chunk:
-    """The chunk for a stream that broke off: with the error that its worker told, or for the frontend to go on."""
-    trace = tracing.current()
-    status, message, again = 503, f"its worker was lost: {one_line_of(error)}", True
-    if (end := run.end) is not None and end.outcome == "failed":
-        status, message, again = end.status, end.message, end.goes_on
-    return error_chunk(status, trace.quoted(message) if trace else message, again=again)
 
 
 def _session_limits(settings: CoordinatorSettings) -> SessionLimits:

@@ -137,6 +137,7 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)
+    _count(stops, "min_tokens")
     targets = limits.of(request)
     return RoundRequest(
         session_id=f"single-{unique_id()}" if named is None else session_key(tenant, named),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from ampd.call_signatures import RPC_HOST, Verifier
 from ampd.round_end import (
@@ -27,9 +28,6 @@ from ampd.supervised_task import InBackground, SupervisedTask
 from ampd.wire import RoundReport
 from router.round_errors import WorkerLostError
 
-if TYPE_CHECKING:
-    from router.round_run import RoundRun
-
 log = logging.getLogger(__name__)
 
 _UNTOLD_S = 3 * RUNNING_S
@@ -39,7 +37,25 @@ _SENT_AGAIN_S = 30.0
 """In which a frontend sends a round again that a worker has lost."""
 
 
-class RoundEnds(InBackground):
+class Run(Protocol):
+    """A round that a worker has, or had (`router.round_run.RoundRun`)."""
+
+    request_id: str
+    given_s: float
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def is_over(self) -> bool: ...
+    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None: ...
+    def lost(self, error: WorkerLostError) -> None: ...
+    def give_up(self) -> None: ...
+
+
+RunT = TypeVar("RunT", bound=Run)
+
+
+class RoundEnds(InBackground, Generic[RunT]):
     """Knows which worker has which round.
 
     Args:
@@ -60,12 +76,12 @@ class RoundEnds(InBackground):
         self._lost_error = lost
         self._taken_over = taken_over
         self._clock = clock
-        self._runs: dict[str, RoundRun] = {}
-        self._lost: dict[str, tuple[float, RoundRun]] = {}
+        self._runs: dict[str, RunT] = {}
+        self._lost: dict[str, tuple[float, RunT]] = {}
         self._connections: dict[str, asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
         self._verifier = Verifier((), "")
-        self._task = SupervisedTask("round-ends", self._run)
+        self._task = SupervisedTask("untold-rounds", self._run)
         self.in_progress = RoundsInProgress()
         self.address = ""
 
@@ -86,24 +102,22 @@ class RoundEnds(InBackground):
             self._server.close()
         for writer in self._connections.values():
             writer.close()
-        for _, run in self._lost.values():
-            run.close()
-        self._lost.clear()
+        self.forget_lost(math.inf)
 
     # -- rounds
 
-    def begins(self, run: RoundRun) -> None:
+    def begins(self, run: RunT) -> None:
         """A round is about to be given to a worker."""
         self._runs[run.request_id] = run
 
-    def over(self, run: RoundRun, *, may_come_again: bool = False) -> None:
+    def over(self, run: RunT, *, may_come_again: bool = False) -> None:
         """No worker has the round any more. The frontend may send one again that a worker has lost."""
         if self._runs.get(run.request_id) is run:
             del self._runs[run.request_id]
             if may_come_again:
                 self._lost[run.request_id] = self._clock() + _SENT_AGAIN_S, run
 
-    async def before(self, request_id: str) -> RoundRun | None:
+    async def before(self, request_id: str) -> RunT | None:
         """The earlier try of a round that a worker has lost; None: there was none.
 
         A frontend sends a round again only if it got no end of it. So a worker that has one in progress is asked.
@@ -147,17 +161,17 @@ class RoundEnds(InBackground):
             if run is not None and run.worker_id == worker_id:
                 run.told(told)
 
-    def _of(self, worker_id: str, older_s: float = 0.0) -> list[RoundRun]:
+    def _of(self, worker_id: str, older_s: float = 0.0) -> list[RunT]:
         given_s = self._clock() - older_s
         return [run for run in self._runs.values() if run.worker_id == worker_id and run.given_s <= given_s]
 
-    def _not_running(self, runs: Sequence[RoundRun], running: set[str]) -> None:
+    def _not_running(self, runs: Sequence[RunT], running: set[str]) -> None:
         """End the rounds whose end got lost. A client that left before its worker answered leaves such a one."""
         for run in runs:
             if run.request_id not in running:
                 run.told(RoundEnded(run.request_id, "left"))
 
-    async def _unless_alive(self, worker_id: str, runs: Sequence[RoundRun]) -> None:
+    async def _unless_alive(self, worker_id: str, runs: Sequence[RunT]) -> None:
         """The rounds of a worker are lost, unless it answers another call."""
         if not runs:
             return
@@ -173,11 +187,14 @@ class RoundEnds(InBackground):
                 old = self._of(worker_id, older_s=_UNTOLD_S)
                 await self._unless_alive(worker_id, old)
                 self._not_running([run for run in old if not run.is_over], set())
-            now_s = self._clock()
-            for request_id, (until_s, run) in list(self._lost.items()):
-                if until_s <= now_s:
-                    del self._lost[request_id]
-                    run.close()
+            self.forget_lost(self._clock())
+
+    def forget_lost(self, now_s: float) -> None:
+        """Give up the lost rounds that no frontend has sent again in time."""
+        for request_id, (until_s, run) in list(self._lost.items()):
+            if until_s <= now_s:
+                del self._lost[request_id]
+                run.give_up()
 
 
 def _outer_address() -> str:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
+from ampd.errors import one_line_of
+from ampd.handler_stream import Chunk, Send
 from ampd.page_keys import TOKEN_BYTES
-from ampd.round_end import Begun, PrefillFailed, RoundEnded, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
 from ampd.types import Route
 from ampd.wire import ENGINE_DIED, OVERLOADED, GenerateRequest, RoundReport, encode_task
+from router.calls import CallContext, WorkerCalls
 from router.decision_record import DecisionRecord, RoundFacts
 from router.fingerprints import mark_of
 from router.placement import Placement
@@ -33,6 +36,8 @@ log = logging.getLogger(__name__)
 
 UNAVAILABLE = 503
 _SERVER_ERROR = 500
+_END_COMES_S = 1.0
+"""In which a worker has told how a round ended, after its stream broke off."""
 
 Deliver = Callable[[str, GenerateRequest], Awaitable[None]]
 """Gives a round to a worker, by its id. It raises an error of `router.round_errors` if the worker does not take it."""
@@ -105,6 +110,11 @@ class RoundRun:
     def is_over(self) -> bool:
         """Whether no worker has the round."""
         return self._over.is_set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended by itself."""
+        return self.end is not None and self.end.outcome == "complete"
 
     async def until_over(self, timeout_s: float) -> None:
         """Wait for the end of the round at its worker, at most for `timeout_s`."""
@@ -374,6 +384,11 @@ class RoundRun:
             self._services.ends.over(self, may_come_again=may_come_again)
             self._services.ends.in_progress.end()
 
+    def give_up(self) -> None:
+        """The round was lost, and its frontend has not sent it again."""
+        self._services.refused(UNAVAILABLE, f"its worker was lost: {self._last_error}")
+        self.close()
+
     def close(self, *, was_left: bool = False) -> None:
         """The round is over for its client too: remember its session, and tell the observers."""
         if self._is_closed:
@@ -413,7 +428,7 @@ class RoundRun:
             self._record,
             self._request.slo,
             is_initial=self._is_initial,
-            is_complete=end is not None and end.outcome == "complete",
+            is_complete=self.is_complete,
             ttft_s=end.ttft_s if end else None,
             itl_s=end.itl_s if end else None,
             output_tokens=self._before_tokens + (len(end.tokens) // TOKEN_BYTES if end else 0),
@@ -431,6 +446,43 @@ class RoundRun:
 
     async def _end_session(self, used: set[str]) -> None:
         await self._services.end_session(self._request.session_id, self._request.tenant, used)
+
+
+async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Send[Chunk]) -> None:
+    """Give a round to its worker, and pass its chunks on as they come.
+
+    Raises:
+        RoundRefusedError: it cannot be served.
+    """
+    chunks: AsyncIterator[Chunk] | None = None
+
+    async def deliver(worker_id: str, message: GenerateRequest) -> None:
+        nonlocal chunks
+        chunks = await calls.generate(worker_id, message, context)
+
+    await run.give(deliver, context.is_stopped)
+    if chunks is None:
+        return
+    try:
+        async for chunk in chunks:
+            send(chunk)
+    except asyncio.CancelledError:
+        context.stop_generating()  # nobody reads on, and a worker that says nothing would not notice it
+        raise
+    except Exception as error:
+        if not context.is_stopped():
+            await run.until_over(_END_COMES_S)
+            if not run.is_complete:
+                send(_failure(run, error))
+
+
+def _failure(run: RoundRun, error: Exception) -> Chunk:
+    """The chunk for a stream that broke off: with the error that its worker told, or for the frontend to go on."""
+    trace = tracing.current()
+    status, message, again = UNAVAILABLE, f"its worker was lost: {one_line_of(error)}", True
+    if (end := run.end) is not None and end.outcome == "failed":
+        status, message, again = end.status, end.message, end.goes_on
+    return error_chunk(status, trace.quoted(message) if trace else message, again=again)
 
 
 def _as_lost(error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -> WorkerLostError:

@@ -59,7 +59,7 @@ class Services:
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
-    ends: RoundEnds
+    ends: RoundEnds[Any]
     refused: Callable[[int, str], None] = lambda _status, _message: None
     observers: tuple[Observer, ...] = ()
     placed: Callable[[DecisionRecord, float], None] = ignore_placed

@@ -24,7 +24,7 @@ class RoundEnds(InBackground):
         self._worker_id = worker_id
         self._signer = signer
         self._links: dict[str, _Link] = {}
-        self._task = SupervisedTask("round-ends", self._run)
+        self._task = SupervisedTask("running-rounds", self._run)
 
     def begins(self, address: str, request_id: str) -> None:
         """This worker has a round of the coordinator at `address` until its end is told."""

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from ampd.types import Slo
-from router.decision_record import Decided, DecisionRecord, PrefillMeasured, RoundFacts
+from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.load_recorder import LoadRecorder
 from router.served import ServedRound
 from tests.memory_store import MemoryState, MemoryStore
@@ -17,7 +17,7 @@ def served(**facts: Any) -> ServedRound:
     record = DecisionRecord(
         RoundFacts("client's name", "ampd", "key"), Decided(hist_tokens=64, incr_tokens=36), kept_tokens=80
     )
-    record.prefill = PrefillMeasured(hit_tokens={"device": 48, "recomputed": 32})
+    record.measures.hit_tokens = {"device": 48, "recomputed": 32}
     usual = {"is_initial": False, "is_complete": True, "was_left": False, "lasted_s": 2.0, "output_tokens": 7}
     return ServedRound(record, SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
 
