@@ -35,17 +35,18 @@ from router.round_errors import WorkerLostError
 
 log = logging.getLogger(__name__)
 
-_CHECK_ENDPOINT = "frames"
+_CHECK_ENDPOINT = "frames.check"
 _ASKED, _TOLD = {"token_ids": [1, 2, 3]}, {"token_ids": [4, 5]}
 """The request to itself, as it is sent and as it is handed on."""
 _ASKED_WITH, _TOLD_WITH = {"asked": "yes"}, {"asked": "yes", "told": "yes"}
 """The metadata beside it."""
-_CHECK_S = 30.0
+_CHECK_S = 60.0
+"""On Kubernetes discovery lists a process only after a probe has found it ready."""
 _POLL_S = 0.02
 _CONTROL = {"request_type": "single_in", "response_type": "many_out", "payload_codec": "msgpack"}
 _CONTROL_FIELDS = {*_CONTROL, "id", "connection_info", "metadata"}
 
-_PATIENCE_S = 0.1
+_PATIENCE_S = 0.25
 """After this time a frame is acknowledged although no worker has taken it yet, because those behind it wait."""
 _CONNECT_S = 5.0
 _BACKLOG = 1024
@@ -399,11 +400,12 @@ class FrameServer:
     async def start(self, runtime: Any, namespace: str) -> None:
         """Take requests from now on, if a request to itself shows that the frames are as expected.
 
-        Call it before the endpoint for rounds is served, so that no frontend is connected yet.
+        Call it before the endpoint for rounds is served, so that no frontend is connected yet, and when the process is
+        ready, because others are not in discovery.
         """
         try:
             async with asyncio.timeout(_CHECK_S):
-                endpoint = runtime.endpoint(f"{namespace}.{COORDINATOR_COMPONENT}.{_CHECK_ENDPOINT}")
+                endpoint = runtime.endpoint(f"{namespace}.{_CHECK_ENDPOINT}")
                 address = await self._serve_check(endpoint)
                 self._own = await address.connect()
                 self._own.on_lost = self._lost
@@ -411,6 +413,7 @@ class FrameServer:
                 loop = asyncio.get_running_loop()
                 self._server = await loop.create_server(self._connected, sock=in_front, backlog=_BACKLOG)
                 await self._check(endpoint.connection_id())
+                await endpoint.unregister_endpoint_instance()
                 self.off_reason = ""
         except Exception as error:
             self._give_back(
@@ -479,7 +482,8 @@ class FrameServer:
         own = (each for each in self._client.instances() if each.instance_id == endpoint.connection_id())
         address = Address.of(next(own))
         self._check_path = address.path
-        self._path = b"/".join((address.path.rpartition(b"/")[0], COORDINATOR_ENDPOINT.encode()))
+        place = address.path.rsplit(b"/", 2)[0]
+        self._path = b"/".join((place, COORDINATOR_COMPONENT.encode(), COORDINATOR_ENDPOINT.encode()))
         return address
 
     async def _check(self, number: int) -> None:
