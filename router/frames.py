@@ -50,7 +50,8 @@ _PATIENCE_S = 0.25
 """After this time a frame is acknowledged although no worker has taken it yet, because those behind it wait."""
 _CONNECT_S = 5.0
 _BACKLOG = 1024
-_MOST_BYTES = int(os.environ.get("DYN_TCP_MAX_MESSAGE_SIZE") or 32 << 20)
+_MOST_BYTES = 256 << 20
+"""Dynamo's own bound is lower, unless it was raised."""
 _TAKEN = b""
 
 _ATTACH_FILTER = 51

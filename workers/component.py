@@ -39,6 +39,7 @@ from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.settings import PROG, WorkerSettings
 from workers.token_groups import grouped
+from workers.watchdog import Watchdog
 from workers.worker_metrics import WorkerReader
 
 log = logging.getLogger(__name__)
@@ -122,6 +123,8 @@ class Worker:
         entries = DiscoveryEntries(self._wanted_entries)
         if deletes_silent_entries():
             entries.start()
+        watchdog = Watchdog(self._settings.lease_s, lambda: self._publisher.renewals)
+        watchdog.start()
         system.answer_liveness(self._runtime)
         # Not after the registration: on Kubernetes only what is ready is discovered.
         system.set_ready(self._runtime, True)
@@ -135,6 +138,7 @@ class Worker:
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
         finally:
+            watchdog.stop()
             await entries.stop()
             await watching.stop()
             if not serving.done():
