@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ampd.background_tasks import BackgroundTasks
+from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
-from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview

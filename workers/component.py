@@ -15,6 +15,7 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Context, DistributedRuntime, Endpoint
 
 from ampd import compiled
+from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
@@ -23,7 +24,6 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore, StateUnavailableError
-from ampd.supervised_task import SupervisedTask
 from ampd.telemetry import tracing
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from ampd.background_tasks import SupervisedTask
 from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S, heartbeat_s
 from ampd.state.store import (
     RoleAssigned,
@@ -17,7 +18,6 @@ from ampd.state.store import (
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
 from workers.pending_changes import PendingChanges
 

@@ -11,7 +11,7 @@ import ctypes
 import signal
 import time
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from workers import component, watchdog
 from workers.__main__ import main
 from workers.publisher import Publisher
