@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from ampd.errors import UserError
-from ampd.perf.aiconfigurator import SYSTEMS, aiconfigurator_model
+from ampd.perf.fit import SYSTEMS, aiconfigurator_model
 from ampd.perf.presets import MODELS, analytic_model
 from ampd.types import Parallelism
 

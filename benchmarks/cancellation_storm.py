@@ -98,6 +98,9 @@ class LocalWorkers:
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
         return _answered(self.parts[worker_id].rounds.prefill(request), context)
 
+    async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
+        raise NotImplementedError
+
     async def generate(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
         if worker_id not in self._answering:
             ends = RoundEnds(worker_id, Signer((), worker_id))

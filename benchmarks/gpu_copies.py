@@ -24,13 +24,12 @@ from typing import Any
 
 import torch
 
-from ampd.perf.model_shape import ModelShape
 from ampd.perf.presets import model_shape
+from ampd.perf.roofline import ModelShape
 from benchmarks.this_gpu import preset
-from workers.kv.geometry import KvGeometry, head_share
 from workers.kv.ranks.copies import RankCopies, pin
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import KvGeometry, StoreMemory, head_share
 
 REPEATS = 5
 LINK_BYTES = 1 << 30

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ampd.perf.model_shape import ModelShape
+from ampd.perf.roofline import ModelShape
 
 BF16 = torch.bfloat16
 DEVICE = "cuda"

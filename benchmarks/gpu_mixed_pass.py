@@ -25,9 +25,8 @@ from typing import Any
 
 import torch
 
-from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.roofline import Efficiency, Gpu, analytic_profile, kv_capacity_tokens
+from ampd.perf.roofline import Efficiency, Gpu, ModelShape, analytic_profile, kv_capacity_tokens
 from ampd.policies.passes import mixed_pass_s
 from ampd.types import Parallelism
 from benchmarks.gpu_forward_pass import ATTENTIONS, DEVICE, Part, Rank

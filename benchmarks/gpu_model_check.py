@@ -27,10 +27,9 @@ from typing import Any
 
 import torch
 
-from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import model_shape
-from ampd.perf.roofline import Efficiency, Gpu, analytic_profile, kv_capacity_tokens
+from ampd.perf.roofline import Efficiency, Gpu, ModelShape, analytic_profile, kv_capacity_tokens
 from ampd.types import Parallelism
 from benchmarks.gpu_forward_pass import ATTENTIONS, BF16, DEVICE, Part, Rank
 from benchmarks.this_gpu import preset

@@ -22,7 +22,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from ampd.cli.serve.checks import claim_port
+from ampd.cli.serve.settings import claim_port
 from ampd.errors import RunError, UserError
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import RedisStore

@@ -23,8 +23,7 @@ from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
 from ampd.settings import has_usual_size, parse_settings
 from ampd.types import WINDOW_S, Moves, Slo
-from planner.case_settings import CaseSettings, provenance_of
-from planner.combination import Combination, Mode, papers_note
+from planner.case_settings import CaseSettings, Combination, Mode, papers_note, provenance_of
 from planner.parallel import in_parallel
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions

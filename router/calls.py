@@ -22,7 +22,9 @@ from ampd.wire import (
     engine_start,
     parse_error,
 )
+from router.frames import Frame, WorkerFrames
 from router.round_errors import WorkerLostError, WorkerRefusedError
+from router.settings import ACKNOWLEDGED_S
 
 _CALLER = "coordinator"
 
@@ -42,6 +44,10 @@ class WorkerCalls(Protocol):
         """Start a round on a decode worker."""
         ...
 
+    async def hand_on(self, frame: Frame, worker_id: str, request: Mapping[str, Any]) -> None:
+        """Let a decode worker answer a frontend's request; returns when it has taken it."""
+        ...
+
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         """Ask a worker about its KV."""
         ...
@@ -58,6 +64,7 @@ class DynamoCalls:
     def __init__(self, clients: Mapping[str, Any], signer: Signer) -> None:
         self._clients = clients
         self._signer = signer
+        self._frames = WorkerFrames(clients[GENERATE_ENDPOINT], signer)
 
     @classmethod
     async def connect(cls, runtime: Any, namespace: str, signer: Signer) -> DynamoCalls:
@@ -67,6 +74,9 @@ class DynamoCalls:
 
     async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
         return await self._start(GENERATE_ENDPOINT, worker_id, request, context)
+
+    async def hand_on(self, frame: Frame, worker_id: str, request: Mapping[str, Any]) -> None:
+        await self._frames.send(frame, worker_id, request, ACKNOWLEDGED_S)
 
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         context = context_for_call(_CALLER) or Context()

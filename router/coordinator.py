@@ -21,9 +21,11 @@ from ampd.state.store import SessionLimits, StateStore
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
+from ampd.telemetry.tracing import Trace, TracedContext
 from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
+from router.frames import Frame
 from router.lease_probe import LeaseProbe
 from router.own_tokenizer import OwnTokenizer
 from router.placement import Placer, log_left_out
@@ -106,6 +108,7 @@ class Coordinator:
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
         self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, access.take_report, clock)
         self._calls = calls
+        self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: self.running)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
@@ -199,27 +202,54 @@ class Coordinator:
         """Serve one round: Dynamo's handler. A round that fails ends with an `error_chunk`."""
         return HandlerStream(partial(self._serve, request, context), join_chunks)
 
+    async def take(self, frame: Frame) -> bool:
+        """Hand a frontend's request on to the worker that answers it. False: `generate` is to answer."""
+        trace = tracing.begin(frame)
+        try:
+            wanted = self._read(frame.request(), frame)
+            if wanted.max_tokens == 0 and wanted.is_final:
+                return False
+            run = await self._begin(wanted, frame.id())
+            return await run.give(partial(self._calls.hand_on, frame), frame.is_stopped)
+        except RoundRefusedError as error:
+            self._refusals[frame.id()] = self._refused(error, trace)
+            return False
+
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
+        if (refusal := self._refusals.pop(context.id(), None)) is not None:
+            send(refusal)
+            return
         trace = tracing.begin(context)
         try:
-            wanted = parse_round(request, self._targets, self._vocabulary_size, context.metadata.get(AFFINITY))
+            wanted = self._read(request, context)
             del request  # its list of token ids is large
-            trace = trace.of_session(wanted.client_session_id or wanted.session_id)
             if wanted.max_tokens == 0 and wanted.is_final:
                 with self._ends.in_progress.round():
                     send(await self._end_session(wanted))
             else:
-                before = await self._ends.before(context.id())
-                if before is None and not (wanted.is_named or wanted.continued_tokens):
-                    self.unnamed.add()  # another coordinator has counted a continued one
-                await pipe(RoundRun(wanted, context.id(), self._services, before), self._calls, context, send)
+                await pipe(await self._begin(wanted, context.id()), self._calls, context, send)
         except RoundRefusedError as error:
-            self._note_refusal(error.status, str(error))
-            send(error_chunk(error.status, trace.quoted(str(error))))
+            send(self._refused(error, trace))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
             send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
+
+    def _read(self, request: Mapping[str, Any], context: TracedContext) -> RoundRequest:
+        wanted = parse_round(request, self._targets, self._vocabulary_size, context.metadata.get(AFFINITY))
+        if (trace := tracing.current()) is not None:
+            trace.of_session(wanted.client_session_id or wanted.session_id)
+        return wanted
+
+    async def _begin(self, wanted: RoundRequest, request_id: str) -> RoundRun:
+        before = await self._ends.before(request_id)
+        if before is None and not (wanted.is_named or wanted.continued_tokens):
+            self.unnamed.add()  # another coordinator has counted a continued one
+        return RoundRun(wanted, request_id, self._services, before)
+
+    def _refused(self, error: RoundRefusedError, trace: Trace) -> Chunk:
+        self._note_refusal(error.status, str(error))
+        return error_chunk(error.status, trace.quoted(str(error)))
 
     def _note_refusal(self, status: int, message: str) -> None:
         self.failures[status] += 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampd.state.readings import state_readings
-from ampd.state.store import StateStore
+from ampd.state.store import StateStore, state_readings
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Counter, Histogram, LabelValues, Reading
 from ampd.types import Role

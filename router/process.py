@@ -10,9 +10,9 @@ from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
 from ampd import compiled
 from ampd.call_signatures import Signer, read_secrets
+from ampd.child_process import exit_now
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
 from ampd.errors import RunError, UserError
-from ampd.process_exit import exit_now
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore, StateUnavailableError
 from ampd.telemetry.metrics import system
@@ -23,6 +23,7 @@ from router.calls import DynamoCalls
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
+from router.frames import FrameServer
 from router.model_card import ModelCard, smallest_context_tokens
 from router.other_cards import OtherCards
 from router.policies import CoordinatorPolicies
@@ -91,6 +92,7 @@ class CoordinatorProcess:
         coordinator.unnamed.subscribe(window.add_unnamed)
         coordinator.sessions.register(runtime)
         self._coordinator = coordinator
+        self._frames = FrameServer(coordinator.take)
         self._has_given_up = asyncio.Event()
         self._presence = Presence(self._entry(), lambda: bool(coordinator.view.decode()))
         self._entries = DiscoveryEntries(self._presence.wanted_entries)
@@ -149,6 +151,8 @@ class CoordinatorProcess:
 
         What they lose is the connection, so that a frontend that may migrate has another coordinator go on with them.
         """
+        # A connection that a frontend made before would pass by it.
+        await self._frames.start(self._runtime, self._settings.namespace)
         serving = asyncio.ensure_future(
             self._endpoint.serve_endpoint(self._coordinator.generate, graceful_shutdown=True)
         )
@@ -160,6 +164,7 @@ class CoordinatorProcess:
         finally:
             serving.cancel()
             giving_up.cancel()
+            self._frames.stop()
 
     async def _start(self, keys: tuple[bytes, ...]) -> None:
         settings = self._settings

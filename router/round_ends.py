@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from ampd.background_tasks import InBackground, RoundsInProgress, SupervisedTask
 from ampd.call_signatures import RPC_HOST, Verifier
 from ampd.round_end import (
     RUNNING_S,
@@ -23,8 +24,6 @@ from ampd.round_end import (
     Told,
     read_told,
 )
-from ampd.rounds_in_progress import RoundsInProgress
-from ampd.supervised_task import InBackground, SupervisedTask
 from ampd.wire import RoundReport
 from router.round_errors import WorkerLostError
 

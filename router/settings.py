@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
-from ampd.graph_settings import GraphSettings
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
+from ampd.sampling_limits import vocabulary_tokens
 from ampd.serving.admission import MAX_ROUNDS
+from ampd.settings import GraphSettings
 from ampd.types import Moves
-from ampd.vocabulary import vocabulary_tokens
 from router.targets import TARGET_CAP, TARGET_FLOOR
 
 PROG = "python -m router"
@@ -24,6 +24,9 @@ PROG = "python -m router"
 SUSPECT_S = 5.0
 """Seconds that a worker is left alone after a failed call, unless it publishes again."""
 
+ACKNOWLEDGED_S = 60.0
+"""In which a worker must take a call. After Dynamo's 5 s a worker would count as lost that is only slow because of load.
+Its lease and its connections show whether a worker lives."""
 CALL_TIMEOUT_S = 2.0
 """Longest wait for a worker's answer to a question about KV."""
 

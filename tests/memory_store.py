@@ -33,8 +33,7 @@ from ampd.state.store import (
     TooManySessionsError,
     WorkerRemoved,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, WorkerView
 
 Clock = Callable[[], float]
 Inbox = asyncio.Queue[bytes | None]

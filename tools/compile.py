@@ -47,7 +47,7 @@ MODULES = (
     "ampd.policies.moore_hodgson",
     "ampd.policies.passes",
     "ampd.recent_load",
-    "ampd.telemetry.sliding_window",
+    "ampd.telemetry.windows",
     "ampd.types",
 )
 """Further modules that are compiled."""

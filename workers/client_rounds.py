@@ -11,11 +11,10 @@ from typing import Any, Protocol
 
 from dynamo.runtime import Context
 
-from ampd.background_tasks import BackgroundTasks
+from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
 from ampd.round_end import Begun, PrefillFailed, TakenOver, Told, error_chunk, goes_on_elsewhere
-from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (

@@ -15,6 +15,7 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Context, DistributedRuntime, Endpoint
 
 from ampd import compiled
+from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
@@ -23,7 +24,6 @@ from ampd.perf.model import PerformanceModel
 from ampd.policies.registry import create_named
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore, StateUnavailableError
-from ampd.supervised_task import SupervisedTask
 from ampd.telemetry import tracing
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
@@ -41,6 +41,7 @@ from workers.role import follow_roles
 from workers.round_ends import RoundEnds
 from workers.settings import PROG, WorkerSettings
 from workers.token_groups import grouped
+from workers.watchdog import Watchdog
 from workers.worker_metrics import WorkerReader
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,8 @@ class Worker:
         entries = DiscoveryEntries(self._wanted_entries)
         if deletes_silent_entries():
             entries.start()
+        watchdog = Watchdog(self._settings.lease_s, lambda: self._publisher.renewals)
+        watchdog.start()
         system.answer_liveness(self._runtime)
         # Not after the registration: on Kubernetes only what is ready is discovered.
         system.set_ready(self._runtime, True)
@@ -152,6 +155,7 @@ class Worker:
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
         finally:
+            watchdog.stop()
             await entries.stop()
             await watching.stop()
             if not serving.done():

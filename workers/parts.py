@@ -10,7 +10,7 @@ from ampd.policies.base import OrderingPolicy, SlicingPolicy
 from ampd.serving.admission import patience_s
 from ampd.state.store import StateStore
 from ampd.telemetry.logs import RoundLog
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Role, WorkerView
 from workers.engines.base import Engine
 from workers.kv_counts import KvCounts

@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections import Counter
 
+from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.call_signatures import Signer
 from ampd.round_end import RUNNING_S, Hello, RoundEnded, Running, Told, encode_told
-from ampd.supervised_task import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
+from uuid import uuid4
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, Wait
 from ampd.serving.slices import LookUp, Rest, Slices, SliceStep, left_after, left_before, with_held
-from ampd.tenant import tenant_of
+from ampd.session_key import tenant_of
 from ampd.types import PrefillTask
-from ampd.unique_id import unique_id
 from workers.engines.base import Engine, EngineOutput, EngineRequest, PassShare
 from workers.prefill_queue import QueuePlace
 from workers.role import WorkerRole
@@ -107,7 +107,7 @@ class Slicer:
                 output = await self._compute(call)
                 sliced.first = sliced.first or output
                 sliced.slices += 1
-                sliced.rid = unique_id()
+                sliced.rid = uuid4().hex
                 # The rest may then be picked for a pass with others.
                 await place.again(left)
         return sliced

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ampd.errors import UserError
 from ampd.policies.estimates import queued_s
-from ampd.state.readings import state_readings
+from ampd.state.store import state_readings
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Reading
 from ampd.types import Role, WorkerView

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ampd.policies.expectations import ORDERED_PREFILLS
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import PrefillTask, QueueRest, WorkerView
 from workers.engines.base import Engine
 from workers.kv_counts import KvCounts

@@ -22,7 +22,7 @@ from pydantic_settings import CliPositionalArg
 from ampd.errors import UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
 from workloads.formats import FORMATS, LoadOptions, load_sessions
-from workloads.tokencount import load_counter
+from workloads.formats.loader import load_counter
 from workloads.trace import Round, Session, poisson_arrivals, shipped_traces, stream_trace, write_trace
 
 # -- statistics of a trace: sessions, rounds, tokens, gaps and rewrites, with percentiles

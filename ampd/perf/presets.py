@@ -9,10 +9,17 @@ from importlib.resources import files
 from pathlib import Path
 
 from ampd.errors import UserError
-from ampd.perf.model_shape import ModelShape, read_model_shape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import read_profile
-from ampd.perf.roofline import MEMORY_SHARE, Gpu, analytic_profile, gpu, kv_capacity_tokens
+from ampd.perf.roofline import (
+    MEMORY_SHARE,
+    Gpu,
+    ModelShape,
+    analytic_profile,
+    gpu,
+    kv_capacity_tokens,
+    read_model_shape,
+)
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees within a server of 8 GPUs."""

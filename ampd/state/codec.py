@@ -17,8 +17,7 @@ from msgspec import json
 from ampd.policies.estimates import Queue
 from ampd.recent_load import RecentRound
 from ampd.state.store import LoadedRound, RoleAssigned, StateEvent, TaskQueued, WorkerUpdated
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Text, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Text, WorkerView
 from ampd.wire import shifted
 
 Decoded = TypeVar("Decoded")

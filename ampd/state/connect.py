@@ -8,7 +8,7 @@ from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
 from ampd.errors import UserError
-from ampd.state.sentinel_url import SENTINEL_SCHEMES, sentinels_of
+from ampd.state.redis_connection import SENTINEL_SCHEMES, sentinels_of
 from ampd.state.store import StateStore
 
 DEFAULT_TIMEOUT_S = 2.0

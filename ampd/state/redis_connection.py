@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from hashlib import sha1
 from importlib.resources import files
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 from weakref import WeakSet
 
 from redis.asyncio import ConnectionPool, Redis, Sentinel
@@ -35,7 +35,6 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from ampd.errors import UserError, one_line_of
-from ampd.state.sentinel_url import SENTINEL_SCHEMES, sentinels_of
 from ampd.state.store import RoundTrips, StateRefusedError, StateSlowError, StateUnavailableError
 
 _MOST_CONNECTIONS = 8
@@ -309,3 +308,32 @@ def _reason(error: Exception) -> str:
         # redis-py's own text describes each Sentinel's connection in a thousand characters.
         return "no Sentinel names a master of the service; do they watch it, and do they speak TLS as the URL says?"
     return text
+
+
+# -- URLs of Sentinels: `redis+sentinel://[user:password@]host:port,host:port,.../SERVICE[/db]`
+
+SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+_SENTINEL_PORT = 26379
+_EXAMPLE = "redis+sentinel://host1:26379,host2:26379,host3:26379/SERVICE/0"
+
+
+def sentinels_of(parts: SplitResult) -> tuple[list[tuple[str, int]], str]:
+    """The Sentinels and the name of the service that they watch.
+
+    Raises:
+        UserError: the URL is malformed.
+    """
+    hosts: list[tuple[str, int]] = []
+    for place in parts.netloc.rpartition("@")[2].split(","):
+        host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+        if not colon:
+            host, port = place, str(_SENTINEL_PORT)
+        if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
+            raise UserError(f"state URL: the Sentinels must be host:port, separated by commas, as in {_EXAMPLE}")
+        hosts.append((host.strip("[]"), int(port)))
+    service, _, database = parts.path.strip("/").partition("/")
+    if not service:
+        raise UserError(f"state URL: it must name the service that the Sentinels watch, as in {_EXAMPLE}")
+    if database and not (database.isascii() and database.isdigit()):
+        raise UserError(f"state URL: the database must be a number, as in {_EXAMPLE}")
+    return hosts, unquote(service)

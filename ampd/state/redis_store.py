@@ -43,8 +43,7 @@ from ampd.state.store import (
     StateUnavailableError,
     TooManySessionsError,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, WorkerView
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,9 @@ from msgspec import Struct
 
 from ampd.errors import RunError
 from ampd.recent_load import RecentRound
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Seconds, Text, WorkerView
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.exposition import Reading
+from ampd.types import CoordinatorView, PrefillTask, Role, Seconds, Text, WorkerView
 
 ViewT = TypeVar("ViewT")
 
@@ -380,3 +381,17 @@ class StateStore(Protocol):
     async def close(self) -> None:
         """Release connections."""
         ...
+
+
+# -- Metrics of a process's handle on the shared state
+
+
+def state_readings(store: StateStore, *, is_available: bool) -> Iterator[Reading]:
+    """Whether the shared state answers, and its round trips by operation."""
+    yield Reading(names.STATE_AVAILABLE, is_available)
+    trips = store.round_trips
+    for operation, calls in list(trips.calls.items()):
+        labels = (operation,)
+        yield Reading(names.STATE_ROUND_TRIPS, calls, labels)
+        yield Reading(names.STATE_ERRORS, trips.failures[operation], labels)
+        yield Reading(names.STATE_SECONDS, trips.total_s.get(operation, 0.0), labels)

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ampd.background_tasks import SupervisedTask
 from ampd.perf.model import PerformanceModel
 from ampd.state.known_worker import KnownWorker
 from ampd.state.store import (
@@ -34,7 +35,6 @@ from ampd.state.store import (
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView
 
 log = logging.getLogger(__name__)

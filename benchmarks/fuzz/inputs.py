@@ -13,18 +13,18 @@ from typing import Any
 
 from ampd.cli.serve.settings import ServeSettings
 from ampd.cli.session import EndSettings
-from ampd.cli.top.command import TopSettings
+from ampd.cli.top import TopSettings
 from ampd.errors import UserError
-from ampd.perf.model_shape import read_model_shape
 from ampd.perf.presets import analytic_model, load_performance_model
+from ampd.perf.roofline import read_model_shape
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
 from ampd.state.connect import check_url
 from ampd.types import Parallelism
 from benchmarks.fuzz.mutations import ODD, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
+from planner.case_settings import PlanSettings
 from planner.plan_command import parse_degrees
-from planner.plan_settings import PlanSettings
 from planner.simulate_command import SimulateSettings, parse_rates
 from planner.simulator.cluster import parse_groups
 from router.settings import CoordinatorSettings, context_length, vocabulary_size

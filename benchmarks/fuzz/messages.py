@@ -13,7 +13,7 @@ import msgspec
 from msgspec import msgpack
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
-from ampd.cli.top.snapshot import snapshot_of
+from ampd.cli.top import snapshot_of
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.base import PoolsSituation
@@ -36,8 +36,7 @@ from ampd.state.store import (
     WorkerUpdated,
 )
 from ampd.state.view import ClusterView
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
+from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
 from ampd.wire import RoundReport, parse_error
 from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
@@ -48,8 +47,8 @@ from router.request import link, parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
 from workers.kv.peer_reads import Descriptor, decode_descriptor, encode_descriptor
+from workers.kv.shared import KvGeometry, PoolGeometry, Section, mismatch
 
 _SLO = Slo(2.0, 0.1)
 LIMITS = TargetLimits(_SLO)

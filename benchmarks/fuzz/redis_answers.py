@@ -26,8 +26,7 @@ from ampd.state.store import (
     StateUnavailableError,
     TooManySessionsError,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Slo, WorkerView
 from benchmarks.fuzz.http_answers import pieces
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target

@@ -13,7 +13,7 @@ from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.serving.slices import Slices
 from ampd.state.overlay import SAMPLE_INTERVAL_S, merge
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.engine import SimulatedEngine

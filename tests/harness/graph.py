@@ -20,9 +20,9 @@ from uuid import uuid4
 
 import httpx
 
+from ampd.child_process import reserved_ports
 from ampd.cli.serve.graph import Frontend, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
-from ampd.reserved_ports import reserved_ports
 from ampd.state.connect import open_store
 from ampd.state.store import StateStore
 from ampd.tiny_model import tiny_model_path

@@ -23,8 +23,7 @@ from ampd.serving.placement import PlacementPolicies
 from ampd.state.connect import open_store
 from ampd.state.store import SessionLimits, StateStore, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from router.admission import AdmissionGate
 from router.coordinator_publisher import CoordinatorViewPublisher
 from router.lease_probe import LeaseProbe

@@ -25,8 +25,7 @@ from ampd.state.store import (
     StateUnavailableError,
     WorkerRemoved,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
 from tests.k8s.pod_lab import PodLab, Running
 from tests.k8s.pods import environment, pods
 from tests.k8s.rendering import GRAPHS, K8S, for_each, needs_kubectl, rendered

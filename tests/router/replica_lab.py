@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from ampd.errors import UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send
@@ -18,7 +19,6 @@ from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
-from ampd.unique_id import unique_id
 from ampd.wire import KvReply, KvRequest, error_text, parse_error
 from router.admission import AdmissionGate
 from router.calls import worker_error
@@ -160,6 +160,9 @@ class Answering:
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         return await self._workers.kv(worker_id, request, timeout_s)
 
+    async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
+        raise NotImplementedError
+
     async def generate(self, worker_id: str, request: Any, context: Any) -> HandlerStream[Chunk]:
         call = AnsweredCall(worker_id, self._workers, self._ends(), context)
         if "prefill" not in request["start"]:
@@ -243,7 +246,7 @@ class Frontend:
         self._replica = replica
         self._context = context
         self._request = request
-        self._id = unique_id()
+        self._id = uuid4().hex
         self.session_id = ""
         self._tokens: list[int] = []
         self._link: Any = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from workloads.tokencount import approximate_tokens, load_counter
+from workloads.formats.loader import approximate_tokens, load_counter
 from workloads.trace import load_trace
 
 

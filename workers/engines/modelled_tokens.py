@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-from ampd.model_folder import model_digest
-from ampd.tokenizer_digest import tokenizer_digest
-from ampd.vocabulary import vocabulary_tokens
+from ampd.model_folder import model_digest, tokenizer_digest
+from ampd.sampling_limits import vocabulary_tokens
 
 _SPACE_MARKS = ("\u0120", "\u2581")
 """How byte-level and sentencepiece vocabularies write a leading space."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampd.errors import UserError
-from ampd.perf.aiconfigurator import _MODELS, aiconfigurator_model
+from ampd.perf.fit import _MODELS, aiconfigurator_model
 from ampd.perf.presets import MODELS, analytic_model, model_shape
 from ampd.types import Parallelism
 

@@ -23,8 +23,7 @@ from ampd.state.store import (
     TaskQueued,
     WorkerUpdated,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryStore
 from tests.waiting import PATIENCE_S
 

@@ -6,8 +6,7 @@ import pytest
 
 from ampd.errors import UserError
 from ampd.state.connect import open_store
-from ampd.state.redis_connection import redis_client
-from ampd.state.sentinel_url import sentinels_of
+from ampd.state.redis_connection import redis_client, sentinels_of
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,20 @@ Only values that miss their target are coloured. An exclamation mark shows the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from typing import Any
 
 from rich.cells import set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from ampd.cli.top.snapshot import Row
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import ATTAINMENT
+
+Row = Mapping[str, Any]
+"""A part of a snapshot, with the keys of docs/top.md#json. Values are None where nothing was measured."""
 
 # -- short text for numbers in narrow columns
 
