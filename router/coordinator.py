@@ -209,8 +209,12 @@ class Coordinator:
             wanted = self._read(frame.request(), frame)
             if wanted.max_tokens == 0 and wanted.is_final:
                 return False
-            run = await self._begin(wanted, frame.id())
-            return await run.give(partial(self._calls.hand_on, frame), frame.is_stopped)
+            while True:
+                run = await self._begin(wanted, frame.id())
+                if not await run.give(partial(self._calls.hand_on, frame), frame.is_stopped):
+                    return False
+                if await run.until_answered():
+                    return True
         except RoundRefusedError as error:
             self._refusals[frame.id()] = self._refused(error, trace)
             return False
