@@ -17,7 +17,8 @@ from ampd.round_end import error_chunk, merged_usage
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview
-from ampd.state.store import SessionLimits, StateStore
+from ampd.state.redis_store import StateStore
+from ampd.state.store import SessionLimits
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields

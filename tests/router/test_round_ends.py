@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampd.call_signatures import RPC_HOST, Signer
-from ampd.round_end import Begun, RoundEnded, TakenOver, Told
+from ampd.round_end import RUNNING_S, Begun, RoundEnded, TakenOver, Told
 from router import round_ends
 from router.round_errors import WorkerLostError
 from tests.waiting import until
@@ -87,7 +87,7 @@ async def test_what_a_worker_tells_reaches_the_round_in_its_order() -> None:
             **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes"), 1),
             **dict.fromkeys(("queued_s", "prefill_s", "kv_read_s"), 0.5),
         }
-        told = [Begun("r"), Begun("other"), TakenOver("s", report), RoundEnded("r", "complete", bytes(4))]
+        told: list[Any] = [Begun("r"), Begun("other"), TakenOver("s", report), RoundEnded("r", "complete", bytes(4))]
         for each in told:
             worker.tell(address, each)
         await until(lambda: run.is_over)
@@ -144,7 +144,7 @@ async def test_a_round_that_its_worker_does_not_have_is_over(monkeypatch: pytest
         gone, address = coordinator.begin("gone"), coordinator.ends.address
         worker.begins(address, "has")
         worker.tell(address, Begun("has"))
-        coordinator.now_s = 2 * round_ends.RUNNING_S
+        coordinator.now_s = 2 * RUNNING_S
         has, new = coordinator.begin("has"), coordinator.begin("new")
         has.given_s = 0.0
         await until(lambda: gone.is_over)
