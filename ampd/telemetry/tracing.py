@@ -105,8 +105,8 @@ def proceed(context: TracedContext) -> Trace:
     metadata = context.metadata
     trace = Trace(
         request_id=metadata.get(REQUEST_ID) or context.id(),
-        trace_id=context.trace_id or metadata.get(TRACE_ID),
-        x_request_id=(context.trace_headers() or {}).get("x-request-id") or metadata.get(X_REQUEST_ID),
+        trace_id=metadata.get(TRACE_ID) or context.trace_id,
+        x_request_id=metadata.get(X_REQUEST_ID) or (context.trace_headers() or {}).get("x-request-id"),
         session_id=metadata.get(SESSION_ID),
         caller=metadata.get(CALLER),
         context=context,
