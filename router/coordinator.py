@@ -122,6 +122,7 @@ class Coordinator:
                 limits,
                 SUSPECT_S,
                 self.gate,
+                self._background.spawn,
                 SessionMoves(self.view, settings.moves),
                 clock,
             ),
