@@ -123,6 +123,7 @@ class Coordinator:
                 limits,
                 SUSPECT_S,
                 self.gate,
+                self._background.spawn,
                 SessionMoves(self.view, settings.moves),
                 clock,
             ),

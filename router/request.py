@@ -121,7 +121,8 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         raise RoundRefusedError(400, "the prompt must be a list of token ids")
     if reason := unserved_option(request) or beyond_sampling(request):
         raise RoundRefusedError(400, reason)
-    if vocabulary_size is not None and (reason := unknown_token(token_ids, request, vocabulary_size)):
+    prompt = _packed(token_ids)
+    if vocabulary_size is not None and (reason := unknown_token(prompt, request, vocabulary_size)):
         raise RoundRefusedError(400, reason)
     if (request.get("routing") or {}).get("lora_name"):
         raise RoundRefusedError(400, "this model is served without LoRA adapters; the request names one")
@@ -142,7 +143,7 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         client_session_id=named,
         tenant=tenant,
         is_final=bool(agent.get("session_final")),
-        prompt=_packed(token_ids),
+        prompt=prompt,
         slo=targets.slo,
         max_tokens=_count(stops, "max_tokens"),
         choices=_choices(request.get("sampling_options") or {}),

@@ -224,6 +224,8 @@ class RoundRun:
             ends_session=request.ends_session,
             prompt_digest=self._deaths.prompt_digest,
             session_missed=sessions.has_missed(request.session_id),
+            is_settled=sessions.is_settled(request.session_id),
+            rebound=sessions.rebound,
             # A round in progress was admitted before, also by a coordinator that died.
             is_admitted=self._placement is not None or has_output,
             moving=MovingSession(
@@ -443,6 +445,7 @@ class RoundRun:
             moved=bool(self._record.move_reason),
             holder=None if served.is_complete else self._holder,
             owner=SessionOwner(request.client_session_id or "", request.tenant, self._services.clock()),
+            is_complete=served.is_complete,
         )
 
     def _served(self, *, was_left: bool) -> ServedRound:

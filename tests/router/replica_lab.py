@@ -327,7 +327,7 @@ class Replica:
             on_session_end=sessions.forget,
         )
         self.workers = Workers(self.store)
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[object]] = []
         self.in_progress = 1
         model = load_performance_model("tiny-cpu")
         admission = Admission(max_wait, max_rounds, model, SLO, random.Random(1))
@@ -350,6 +350,7 @@ class Replica:
                 limits=limits,
                 suspect_s=60.0,
                 gate=self.gate,
+                spawn=self._spawn,
                 moves=SessionMoves(self.view, moves),
             ),
             access=access,
@@ -362,7 +363,7 @@ class Replica:
             refused=lambda *refusal: self.refusals.append(refusal),
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         self.tasks.append(asyncio.create_task(work))
 
     async def __aenter__(self) -> "Replica":

@@ -209,15 +209,22 @@ async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> 
 
 
 async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_the_old_one() -> None:
-    """The round that moved the session was not completed, so that the old owner still has the history."""
+    """The round that moved the session was not completed, so that the old owner still has the history.
+
+    It takes a round at once. Its write is refused, and then the replica knows of the move.
+    """
     async with moved() as (late, _):
         await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
         await late.store.publish_worker(worker("d2"), 60.0)
         await asyncio.sleep(0)
         late.workers.calls.clear()
         _, record = await late.round()
+        assert (record["decode_worker"], record["epoch"]) == ("d1", 1)
+        await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        _, record = await late.round()
         assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
-        [request] = [request for name, _, request in late.workers.calls if name == "generate"]
+        request = [request for name, _, request in late.workers.calls if name == "generate"][-1]
         assert request["history_worker_id"] == "d1"
         assert record["hist_tokens"] == len(PROMPT) - 1
         assert late.workers.asked("kv release_session") == ["d1"]
