@@ -123,6 +123,14 @@ class Parallelism:
     factors: Factors = field(default=_NO_FACTORS, compare=False)
 
 
+def usable_tokens(held_tokens: int, prompt_tokens: int) -> int:
+    """How much of the KV that is held of a prompt a prefill uses.
+
+    At least one token is always computed, because its logits give the first output token.
+    """
+    return min(held_tokens, prompt_tokens - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillTask:
     """One round's prefill, as the policies see it.

@@ -159,7 +159,7 @@ BREAKS = (
     ),
     Break(
         "keys: tenants have no page in common",
-        "ampd/page_keys.py",
+        "ampd/keys.py",
         "    if not tenant:",
         "    if True:",
         ("tests/ampd/test_page_keys.py",),

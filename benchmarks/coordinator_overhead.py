@@ -42,8 +42,8 @@ from ampd.cli.serve.graph import Frontend, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
 from ampd.cli.serve.settings import claim_port
 from ampd.errors import guarded
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import open_store
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Role
 from benchmarks import overhead_tables

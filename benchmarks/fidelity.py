@@ -30,8 +30,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from tools.demo import ampd_command, running_graph
 from workloads.trace import Round, Session, load_trace, retime, write_trace

@@ -51,8 +51,7 @@ from benchmarks.metrics_agreement import scrape
 from benchmarks.policies.contest import Contestant
 from benchmarks.policies.contestants import COLOCATED_OURS, OURS, OURS_AHEAD, OURS_STATIC
 from benchmarks.switched import switch, switched_environment, switched_flags
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from tools.demo import ampd_command, running_graph
 from workloads.trace import Session, load_trace, retime, write_trace

@@ -50,8 +50,7 @@ from ampd.wire import OVERLOADED
 from benchmarks import plain_http
 from benchmarks.circumstances import circumstances
 from benchmarks.graph_processes import CONTAINER_OF, cpu_s, memory_bytes, memory_limits
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from tools.demo import running_graph

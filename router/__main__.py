@@ -13,7 +13,7 @@ from ampd.errors import guarded
 from ampd.model_folder import check_model_folder
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
-from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics import exposition
 from router.model_card import ModelCard
 from router.policies import CoordinatorPolicies
 from router.settings import ACKNOWLEDGED_S, PROG, CoordinatorSettings
@@ -33,7 +33,7 @@ def _run(argv: list[str]) -> int:
     policies = CoordinatorPolicies.of(settings)
     check_closed(settings.graph_secret_file, PROG)
 
-    system.prepare(PROG)
+    exposition.prepare(PROG)
     os.environ.setdefault(_ACKNOWLEDGEMENT_VARIABLE, str(round(ACKNOWLEDGED_S)))
 
     # Imported late, so that --help and mistakes do not wait for these.

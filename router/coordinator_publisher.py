@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ampd.background_tasks import SupervisedTask
-from ampd.state.overlay import heartbeat_s
+from ampd.state.known_worker import heartbeat_s
 from ampd.state.redis_store import StateStore
 from ampd.state.store import StateUnavailableError
 from ampd.types import CoordinatorView

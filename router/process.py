@@ -15,7 +15,7 @@ from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_sil
 from ampd.errors import RunError, UserError
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import StateUnavailableError
-from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics import exposition
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
@@ -170,9 +170,9 @@ class CoordinatorProcess:
         settings = self._settings
         await self._coordinator.start(keys)
         self._publisher.start()
-        system.log_address(self._runtime)
-        system.answer_liveness(self._runtime)
-        system.set_ready(self._runtime, True)
+        exposition.log_address(self._runtime)
+        exposition.answer_liveness(self._runtime)
+        exposition.set_ready(self._runtime, True)
         await self._register()
         log.info(
             "coordinator %x serves model %s with routing %s, binding %s, pools %s, performance model %s; decisions: %s",

@@ -8,9 +8,9 @@ from typing import Any
 from uuid import uuid4
 
 from ampd.errors import one_line_of
+from ampd.keys import session_key, tenant_of
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.local_only import uncarried_option
-from ampd.session_key import session_key, tenant_of
 from ampd.types import Slo
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
 from router.round_errors import RoundRefusedError
@@ -31,9 +31,9 @@ class RoundRequest:
     """One round of a session, as a client asked for it.
 
     Attributes:
-        session_id: the session's name inside of the graph, see `ampd.session_key`; a fresh one for a round without.
+        session_id: the session's name inside of the graph, see `ampd.keys`; a fresh one for a round without.
         client_session_id: the client's own name of it; None: it has none, and ends with this round.
-        tenant: see `ampd.session_key`.
+        tenant: see `ampd.keys`.
         is_final: whether the client said that this is the session's last round.
         prompt: token ids of the whole prompt as native 32-bit words. A list of them takes ten times the memory, and an
             overloaded coordinator holds thousands of prompts.

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
-from ampd.page_keys import TOKEN_BYTES
+from ampd.keys import TOKEN_BYTES
 from ampd.round_end import Begun, PrefillFailed, RoundEnded, Taken, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history

@@ -62,7 +62,7 @@ class SessionOwner:
 
     Attributes:
         client_id: the client's name of it.
-        tenant: see `ampd.session_key`.
+        tenant: see `ampd.keys`.
         served_s: the end of its last round here.
     """
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.sampling_limits import vocabulary_tokens

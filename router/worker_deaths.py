@@ -11,8 +11,7 @@ import asyncio
 import logging
 from hashlib import sha256
 
-from ampd.page_keys import TOKEN_BYTES
-from ampd.session_key import tenant_key
+from ampd.keys import TOKEN_BYTES, tenant_key
 from ampd.state.redis_store import StateStore
 from ampd.state.schema import FATAL_DEATHS
 from ampd.state.store import StateUnavailableError

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ampd.state import codec
-from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.state.known_worker import QUEUE_GRACE_S, merge
 from ampd.state.redis_store import StateStore, Watcher
 from ampd.state.schema import ASSIGNED_TTL_S, ENDING_TTL_S, FATAL_DEATHS, REFUSED_S
 from ampd.state.store import (

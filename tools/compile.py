@@ -36,7 +36,7 @@ FOLDERS = (
 """All modules of these folders are compiled."""
 
 MODULES = (
-    "ampd.page_keys",
+    "ampd.keys",
     "ampd.perf.corrections",
     "ampd.perf.model",
     "ampd.perf.piecewise",

@@ -25,7 +25,7 @@ from ampd.policies.registry import create_named
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import StateUnavailableError
 from ampd.telemetry import tracing
-from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics import exposition
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
@@ -43,6 +43,7 @@ from workers.settings import PROG, WorkerSettings
 from workers.token_groups import grouped
 from workers.watchdog import Watchdog
 from workers.worker_metrics import WorkerReader
+from workers.wrong_times import warn_of_wrong_times
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         answering = ClientRounds(worker_id, parts.rounds, peers, ends, settings.stream_tokens, context_limit)
         _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
         _start_in_background("session-sweeper", parts.sessions.run, stack)
+        _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
         expose(
             ProcessCollector(Process.WORKER, parts.recorder.recorded, WorkerReader(parts), asyncio.get_running_loop()),
             endpoints[GENERATE_ENDPOINT],
@@ -87,7 +89,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
             name=GENERATE_ENDPOINT,
             model_name=settings.model.name,
         )
-        system.log_address(runtime)
+        exposition.log_address(runtime)
         guard = CallGuard(Verifier(keys, worker_id), parts.recorder)
         await Worker(runtime, parts, endpoints, guard, answering).run()
 
@@ -142,15 +144,15 @@ class Worker:
             entries.start()
         watchdog = Watchdog(self._settings.lease_s, lambda: self._publisher.renewals)
         watchdog.start()
-        system.answer_liveness(self._runtime)
+        exposition.answer_liveness(self._runtime)
         # Not after the registration: on Kubernetes only what is ready is discovered.
-        system.set_ready(self._runtime, True)
+        exposition.set_ready(self._runtime, True)
         try:
             await self._announce(serving)
             ends: set[asyncio.Future[Any]] = {serving, self._lost}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._lost.done():
-                system.set_ready(self._runtime, False)
+                exposition.set_ready(self._runtime, False)
                 await self._publisher.retire()
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving

@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass
 from hashlib import sha256
 
-from ampd.page_keys import TOKEN_BYTES, page_keys
+from ampd.keys import TOKEN_BYTES, page_keys
 
 MOST_PAGES = 1 << 19
 """Of all sessions together: 8 million tokens with pages of 16. Their keys take at most 40 MB, and less where the
@@ -27,7 +27,7 @@ class _Known:
 
 
 class ContextKeys:
-    """Names the pages of prompts (`ampd.page_keys`). Each page of a session is hashed here once, not in each round.
+    """Names the pages of prompts (`ampd.keys`). Each page of a session is hashed here once, not in each round.
 
     A prompt takes over the keys of its session's last one only if it begins with the same tokens. This is checked by
     their digest, as the names of pages are, and neither another process nor the session's name is believed.

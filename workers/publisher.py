@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from ampd.background_tasks import SupervisedTask
-from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S, heartbeat_s
+from ampd.state.known_worker import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S, heartbeat_s
 from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     RoleAssigned,

@@ -16,9 +16,9 @@ import msgspec
 
 from ampd.background_tasks import RoundsInProgress
 from ampd.handler_stream import Chunk
+from ampd.keys import tenant_of
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.slices import left_before
-from ampd.session_key import tenant_of
 from ampd.types import Count
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.context_keys import ContextKeys

@@ -31,10 +31,9 @@ from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies.estimates import queued_s
 from ampd.serving.kv_tiers import TIERS
 from ampd.settings import GraphSettings, Settings, parse_settings
-from ampd.state import open_store
 from ampd.state.embedded import LocalGraph, local_graphs
 from ampd.state.redis_connection import without_secrets
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import Heard, Overview, StateUnavailableError
 from ampd.telemetry.metrics import names
 from ampd.telemetry.windows import LENGTH_S, US, latency_summary

@@ -243,7 +243,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What files of a family leave out."""
 
-_FREES_WINDOWS = ("gpt_oss", "gemma4", "llama4", "mimo_v2", "step3p")
+WINDOW_POOLS = ("gpt_oss", "gemma4", "llama4", "mimo_v2", "step3p")
 """Families whose windows have a pool of their own in SGLang. It keeps all KV of the others."""
 
 _UNKNOWN = (
@@ -299,6 +299,8 @@ def shape_of(config: Mapping[str, Any], name: str, where: str, kv_bits: float = 
     _refuse_others(fields)
     quantization = Quantization.of(text.get("quantization_config") or config.get("quantization_config"), where)
     kinds = _kinds(fields)
+    if not {_FULL, _WINDOW} & set(kinds):
+        raise fields.wrong("no layer has KV; no analytic model for it, measure a profile")
     kv_bits = kv_bits or quantization.kv_bits
     parts = _Parts(fields, quantization, kv_bits / 8)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -470,7 +472,7 @@ class _Parts:
             pair_flops,
             pair_flops,
             window=_window(fields) if has_window else 0,
-            frees=has_window and str(fields.config.get("model_type")).startswith(_FREES_WINDOWS),
+            frees=has_window and str(fields.config.get("model_type")).startswith(WINDOW_POOLS),
         )
         weights = self._weights(index, ("self_attn", "mixer"), matrices)
         return Layer(weights, attention=(attention,), reduces=1, divisors=(heads,))

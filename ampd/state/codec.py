@@ -18,7 +18,7 @@ from msgspec import json
 
 from ampd.policies.estimates import Queue
 from ampd.recent_load import RecentRound
-from ampd.state.overlay import merge
+from ampd.state.known_worker import merge
 from ampd.state.store import LoadedRound, RoleAssigned, StateEvent, TaskQueued, WorkerUpdated
 from ampd.types import CoordinatorView, PrefillTask, Text, WorkerView
 from ampd.wire import shifted

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, convert
 
 from ampd.errors import UserError
-from ampd.session_key import tenant_key
+from ampd.keys import tenant_key
 from ampd.state import codec
 from ampd.state.redis_connection import NO_CLUSTER, RedisConnection, Subscription, check_url
 from ampd.state.schema import (

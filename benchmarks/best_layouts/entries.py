@@ -20,7 +20,7 @@ from benchmarks.policies.contestants import (
     RIVALS,
 )
 from benchmarks.policies.settings import Setting, paper_settings, real_settings
-from planner.simulator.cluster import parse_groups
+from planner.simulator.options import parse_groups
 
 
 class Engine(StrEnum):

@@ -203,12 +203,10 @@ class Horizon:
         )
         seconds = min(seconds, _LONGEST * most_s)
         sessions = rate * seconds
-        fill_s = min(_FILLS * _SPEED * population.start_s, _LONGEST * most_s)
+        fill_s = min(_SPEED * population.start_s, _LONGEST * most_s)
         return Span(fill_s, seconds, sessions, sessions * population.rounds)
 
 
-_FILLS = 1.0
-"""Decode batches fill for this number times as long as they need."""
 _MOST_ROUNDS = 300.0
 """Rounds per second and GPU. No layout carries as many, and a simulation of more of them would take too long."""
 _ROUND_TIMES = 5

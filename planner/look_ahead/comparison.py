@@ -16,8 +16,7 @@ from ampd.policies.estimates import queued_s
 from ampd.policies.registry import BINDING, ORDERING, ROUTING, SLICING
 from ampd.types import Parallelism, Role, WorkerView
 from planner.look_ahead.recorded import Decoding, RecordedLoad
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.simulate import simulate
 from workloads.results import meets

@@ -12,10 +12,9 @@ from ampd.perf.model import PerformanceModel
 from ampd.recent_load import RecentLoad
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import Slo
-from planner.simulator.cluster import Cluster
 from planner.simulator.coordinators import Coordinators, RoleKeeper
 from planner.simulator.events import EventLoop
-from planner.simulator.options import Policies, SimulationOptions, World
+from planner.simulator.options import Cluster, Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.rounds import Rounds
 from planner.simulator.sessions import SessionRunner

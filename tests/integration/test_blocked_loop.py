@@ -10,7 +10,7 @@ import pytest
 
 from ampd.cli.serve.graph import system_environment, system_url
 from ampd.cli.serve.processes import LivenessProbe
-from ampd.telemetry.metrics.system import LIVENESS_PATH
+from ampd.telemetry.metrics.exposition import LIVENESS_PATH
 from tests.harness.graph import Graph, completion, profile
 from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S, until

@@ -102,6 +102,8 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     await store.remove_worker("d1")
     assert await anext(events)
     assert await store.ping() > 0
+    assert await store.server_mode() in ("standalone", "")
+    assert list(store.readings(is_available=True))
     assert store.refused_ago_s() == float("inf")
     await events.aclose()
     await roles.aclose()

@@ -5,10 +5,10 @@ from typing import Never
 
 import pytest
 
+from ampd.keys import session_key
 from ampd.perf.presets import load_performance_model
 from ampd.policies.estimates import queued_in_passes_s
 from ampd.serving.admission import NEW_WAIT_SHARE
-from ampd.session_key import session_key
 from ampd.state.store import StateRefusedError
 from ampd.types import PrefillTask, Role, Slo
 from ampd.wire import retry_after_s

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from ampd.keys import session_key
 from ampd.serving.placement import deterministic_choice
-from ampd.session_key import session_key
 from ampd.state.store import StateSlowError
 from ampd.types import Parallelism, Role
 from router.round_errors import RoundRefusedError

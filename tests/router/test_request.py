@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.types import Slo
 from router.request import RoundRequest, parse_round
 from router.round_errors import RoundRefusedError

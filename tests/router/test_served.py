@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.telemetry.metrics import names
 from ampd.types import Role, Slo
 from router.decision_record import DecisionRecord, RoundFacts

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.state.store import RouteOutcome, StateUnavailableError
 from ampd.types import Moves, Role
 from tests.memory_store import MemoryState, MemoryStore

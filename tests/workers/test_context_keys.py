@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import ampd.page_keys
-from ampd.page_keys import page_keys
+import ampd.keys
+from ampd.keys import page_keys
 from workers.context_keys import ContextKeys
 
 PAGE = 4
@@ -23,7 +23,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         parents.append(data)
         return sha256(data)
 
-    monkeypatch.setattr(ampd.page_keys, "sha256", counted)
+    monkeypatch.setattr(ampd.keys, "sha256", counted)
     return parents
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec import json
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
@@ -83,14 +84,14 @@ def defer_prefill(original: Callable[..., bool], scheduler: Any, running_batch: 
     """Around `Scheduler._should_defer_prefill`, which says that the next pass is a step of the batch alone."""
     if original(scheduler, running_batch):
         return True
-    return bool(scheduler.is_mixed_chunk) and not _passes(scheduler).choose(running_batch.reqs)
+    return bool(scheduler.is_mixed_chunk) and not passes_of(scheduler).choose(running_batch.reqs)
 
 
 def sized_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     """Around `Scheduler.get_new_batch_prefill`, which makes the batch of the next pass, if it prefills."""
     if not scheduler.is_mixed_chunk:
         return original(scheduler, running_batch)
-    passes = _passes(scheduler)
+    passes = passes_of(scheduler)
     own_tokens = scheduler.chunked_prefill_size
     scheduler.chunked_prefill_size = passes.chunk_tokens
     try:
@@ -103,7 +104,7 @@ def sized_prefill(original: Callable[..., Any], scheduler: Any, running_batch: A
     return plan
 
 
-def _passes(scheduler: Any) -> SchedulerPasses:
+def passes_of(scheduler: Any) -> SchedulerPasses:
     found: SchedulerPasses | None = getattr(scheduler, "ampd_passes", None)
     if found is None:
         found = scheduler.ampd_passes = SchedulerPasses(scheduler)
@@ -165,10 +166,18 @@ class SchedulerPasses:
         return int(self._scheduler.page_size)
 
     @cached_property
+    def times(self) -> CorrectedModel | None:
+        """The times of this engine; None: nobody wants to know them, or another rank measures them."""
+        if self.linker.passes is None or self._scheduler.tp_group.rank_in_group:
+            return None
+        parallelism = Parallelism(tp=self._scheduler.tp_group.world_size)
+        return CorrectedModel(load_performance_model(self.linker.passes["perf"]), parallelism)
+
+    @cached_property
     def _sizes(self) -> PassSizes:
-        names, parallelism = self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size)
-        slicing = UnfailingSlicing(SLICING.create_named(names["slicing"]))
-        return PassSizes(slicing, load_performance_model(names["perf"]), parallelism, self._grain_tokens())
+        assert self.times is not None
+        slicing = UnfailingSlicing(SLICING.create_named(self.linker.passes["slicing"]))
+        return PassSizes(slicing, self.times, self.times.parallelism, self._grain_tokens())
 
     def _grain_tokens(self) -> int:
         """Between which tokens prefills are cut."""

@@ -16,8 +16,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from ampd.page_keys import KEY_BYTES
-from ampd.types import GIB
+from ampd.keys import KEY_BYTES
+from ampd.types import GIB, Factors
 
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -448,6 +448,12 @@ class LastPasses(Struct, tag=True, frozen=True):
     rids: list[str]
 
 
+class PassFactors(Struct, tag=True, frozen=True):
+    """What the times of passes are multiplied by from now on. Rank 0 measures them."""
+
+    factors: Factors
+
+
 class Done(Struct, tag=True, frozen=True):
     """The answer to a call."""
 
@@ -456,7 +462,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Allow | Drop | Settle
-ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | PassFactors | Done
 
 encode = Encoder().encode
 decode_to_rank = Decoder(ToRank).decode

@@ -34,10 +34,9 @@ from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, Engin
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import PREFIX, parse_settings
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Role

@@ -15,7 +15,7 @@ from ampd.cli.serve.processes import ProcessSpec, python_module
 from ampd.cli.serve.settings import COORDINATOR, FRONTEND, ServeSettings
 from ampd.errors import UserError
 from ampd.settings import PREFIX, GraphSettings
-from ampd.telemetry.metrics.system import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
+from ampd.telemetry.metrics.exposition import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
 from ampd.types import Role
 from ampd.wire import METADATA_PREFIX
 

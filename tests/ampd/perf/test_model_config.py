@@ -49,6 +49,7 @@ def test_experts_of_their_own_width_tied_embeddings_and_head_dim(tmp_path: Path)
         ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types has 2 entries for 32 layers"),
         ({"layer_types": 32 * ["magic"]}, r"layers of an unknown kind \(magic\)"),
         ({"attn_layer_period": 8, "mamba_d_state": 16}, r"unknown kind \(attn_layer_period, mamba_d_state\)"),
+        ({"layer_types": 32 * ["mamba"]}, "no layer has KV"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is beyond all models"),
         ({"quantization_config": {"quant_method": "magic"}}, "quant_method 'magic' is not known"),
         ({"quantization_config": {"quant_algo": "W1A1"}}, "quant_algo 'W1A1' is not known"),

@@ -13,9 +13,8 @@ import pytest
 from redis.asyncio import from_url
 
 from ampd.errors import UserError
-from ampd.state import open_store
 from ampd.state.redis_connection import without_secrets
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.types import CoordinatorView, Slo
 from tests.harness.sentinels import Sentinels

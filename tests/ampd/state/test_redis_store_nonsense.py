@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from ampd.state import codec, open_store
+from ampd.state import codec
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import Binding, RoleAssigned, RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, WorkerView

@@ -10,8 +10,7 @@ from ampd.policies.registry import create
 from ampd.recent_load import Load, RecentRound, latest_rounds
 from ampd.types import Parallelism, Role
 from planner.look_ahead.pools import LookAheadPools
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies
+from planner.simulator.options import Cluster, Policies, ReplicaGroup
 from planner.simulator.simulate import simulate
 from tests.ampd.policies.pools_lab import with_constants
 from workloads.trace import Round, Session

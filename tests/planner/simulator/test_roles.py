@@ -9,8 +9,7 @@ import pytest
 from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange, RoutingSituation
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Role, RouteDecision, Slo, WorkerView
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.trace import Session

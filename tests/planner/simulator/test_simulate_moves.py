@@ -10,8 +10,7 @@ from hypothesis import given
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import create
 from ampd.types import Moves, Parallelism, Role, WorkerView
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from workloads.trace import Session
 
 from .lab import (
