@@ -147,6 +147,12 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     worker_id: Text
 
 
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """A worker has begun a round, and has a connection to the round's frontend."""
+
+    request_id: Text
+
+
 class Begun(msgspec.Struct, frozen=True, tag=True):
     """The first token of a round has come out. Told where the coordinator does not hear it from the shared state."""
 
@@ -211,7 +217,7 @@ class Running(msgspec.Struct, frozen=True, tag=True):
     request_ids: list[str]
 
 
-Told: TypeAlias = Hello | Begun | PrefillFailed | RoundEnded | TakenOver | Running
+Told: TypeAlias = Hello | Taken | Begun | PrefillFailed | RoundEnded | TakenOver | Running
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(tuple[str, bytes]).decode

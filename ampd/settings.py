@@ -27,7 +27,7 @@ from pydantic_settings import (
 
 from ampd.documents import first_problem
 from ampd.errors import UserError, one_line_of
-from ampd.types import WINDOW_S, Slo
+from ampd.types import Slo
 
 PREFIX = "AMPD_"
 DYNAMO_PREFIX = "DYN_"
@@ -284,7 +284,6 @@ class GraphSettings(Settings):
         description="Lines of a round at INFO: none, one of the coordinator at its end, or every step in "
         "every process. Errors are always logged.",
     )
-    window_s: float = Field(WINDOW_S, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
 
     @property
     def slo(self) -> Slo:

@@ -88,11 +88,39 @@ ATTAINMENT = 0.9
 """Attainment of the targets: the share of rounds within both that counts as carrying a load. Goodput asks for it."""
 
 
+LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
+Factor = Annotated[float, Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """How many times as long as the performance model says a worker takes, by kind, from what it has measured.
+
+    Attributes:
+        prefill, step, mixed: passes that prefill, that are a step of the decode batch, and that are both.
+        read, load: KV from another worker, and from the worker's own store.
+    """
+
+    prefill: Factor = 1.0
+    step: Factor = 1.0
+    mixed: Factor = 1.0
+    read: Factor = 1.0
+    load: Factor = 1.0
+
+
+_NO_FACTORS = Factors()
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How one worker replica is partitioned over GPUs (theta in the paper)."""
+    """How one worker replica is partitioned over GPUs (theta in the paper), and how fast it is.
+
+    Attributes:
+        factors: on the times of the performance model. Replicas of equal partition are equal, whatever their factors.
+    """
 
     tp: Count = 1
+    factors: Factors = field(default=_NO_FACTORS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

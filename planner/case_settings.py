@@ -13,9 +13,9 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS
+from ampd.perf.gpus import GPUS
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
-from ampd.perf.roofline import GPUS
 from ampd.policies import defaults, registry
 from ampd.policies.naming import parse_named
 from ampd.policies.ordering.fcfs import Fcfs

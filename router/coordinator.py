@@ -17,7 +17,8 @@ from ampd.round_end import error_chunk, merged_usage
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview
-from ampd.state.store import SessionLimits, StateStore
+from ampd.state.redis_store import StateStore
+from ampd.state.store import SessionLimits
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
@@ -210,8 +211,12 @@ class Coordinator:
             wanted = self._read(frame.request(), frame)
             if wanted.max_tokens == 0 and wanted.is_final:
                 return False
-            run = await self._begin(wanted, frame.id())
-            return await run.give(partial(self._calls.hand_on, frame), frame.is_stopped)
+            while True:
+                run = await self._begin(wanted, frame.id())
+                if not await run.give(partial(self._calls.hand_on, frame), frame.is_stopped):
+                    return False
+                if await run.until_answered():
+                    return True
         except RoundRefusedError as error:
             self._refusals[frame.id()] = self._refused(error, trace)
             return False

@@ -21,6 +21,7 @@ from ampd.serving.placement import (
     readable,
     with_room,
 )
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     FatalRequestError,
@@ -28,7 +29,6 @@ from ampd.state.store import (
     RouteWrite,
     SessionLimits,
     StateSlowError,
-    StateStore,
     StateUnavailableError,
     TaskQueued,
     TooManySessionsError,

@@ -22,7 +22,8 @@ from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered
 from ampd.recent_load import RecentLoad
 from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, rest_s
-from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Leadership, RoleAssigned, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Role, WorkerView
 from router.considered_roles import ConsideredRoles

@@ -13,8 +13,8 @@ from ampd.call_signatures import Signer, read_secrets
 from ampd.child_process import exit_now
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
 from ampd.errors import RunError, UserError
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import StateUnavailableError
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process

@@ -20,6 +20,7 @@ from ampd.round_end import (
     PrefillFailed,
     RoundEnded,
     Running,
+    Taken,
     TakenOver,
     Told,
     read_told,
@@ -41,12 +42,13 @@ class Run(Protocol):
 
     request_id: str
     given_s: float
+    was_answered: bool
 
     @property
     def worker_id(self) -> str: ...
     @property
     def is_over(self) -> bool: ...
-    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None: ...
+    def told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None: ...
     def lost(self, error: WorkerLostError) -> None: ...
     def give_up(self) -> None: ...
 
@@ -125,6 +127,7 @@ class RoundEnds(InBackground, Generic[RunT]):
             await self._unless_alive(run.worker_id, [run])
             if not run.is_over:
                 run.lost(WorkerLostError(run.worker_id, _BROKEN, lives=True))
+            run.was_answered = True
         _, lost = self._lost.pop(request_id, (0.0, None))
         return lost
 
@@ -155,7 +158,7 @@ class RoundEnds(InBackground, Generic[RunT]):
             self._taken_over(worker_id, told.session_id, told.report)
         elif isinstance(told, Running):
             self._not_running(self._of(worker_id, older_s=RUNNING_S), set(told.request_ids))
-        elif isinstance(told, RoundEnded | PrefillFailed | Begun):
+        elif isinstance(told, RoundEnded | PrefillFailed | Taken | Begun):
             run = self._runs.get(told.request_id)
             if run is not None and run.worker_id == worker_id:
                 run.told(told)
@@ -183,8 +186,8 @@ class RoundEnds(InBackground, Generic[RunT]):
         while True:
             await asyncio.sleep(RUNNING_S)
             for worker_id in {run.worker_id for run in self._runs.values()} - self._connections.keys():
+                await self._unless_alive(worker_id, self._of(worker_id, older_s=RUNNING_S))
                 old = self._of(worker_id, older_s=_UNTOLD_S)
-                await self._unless_alive(worker_id, old)
                 self._not_running([run for run in old if not run.is_over], set())
             self.forget_lost(self._clock())
 

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import replace
 
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
 from ampd.page_keys import TOKEN_BYTES
-from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, Taken, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
@@ -56,6 +57,7 @@ class RoundRun:
 
     Attributes:
         given_s: when its worker got it.
+        was_answered: its frontend has a connection to the worker that has the round, or had it.
         end: what its worker told of its end; None: nothing, or not yet.
     """
 
@@ -84,7 +86,10 @@ class RoundRun:
         )
         self._unreached: Placement | None = None
         self._is_closed = False
+        self._within = copy_context()  # what workers tell is of this round's trace
         self._over = asyncio.Event()
+        self._sign = asyncio.Event()
+        self.was_answered = False
         self.given_s = 0.0
         self.end: RoundEnded | None = None
         services.ends.in_progress.begin()
@@ -115,6 +120,14 @@ class RoundRun:
     def is_complete(self) -> bool:
         """Whether every choice has ended by itself."""
         return self.end is not None and self.end.outcome == "complete"
+
+    async def until_answered(self) -> bool:
+        """Wait for a sign of life of its worker. False: the worker was lost before it had a connection to the frontend.
+
+        Such a frontend would wait for ever, so that another worker must get the round.
+        """
+        await self._sign.wait()
+        return self.was_answered
 
     async def until_over(self, timeout_s: float) -> None:
         """Wait for the end of the round at its worker, at most for `timeout_s`."""
@@ -278,8 +291,15 @@ class RoundRun:
 
     # -- what workers tell
 
-    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None:
+    def told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
         """The decode worker says something of the round."""
+        self._within.run(self._told, told)
+
+    def _told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+        self.was_answered = True
+        self._sign.set()
+        if isinstance(told, Taken):
+            return
         if isinstance(told, Begun):
             self._reached()
         elif isinstance(told, PrefillFailed):
@@ -319,7 +339,7 @@ class RoundRun:
         if ended.outcome == "failed" and ended.goes_on:
             status, is_overloaded = ended.status, ended.status == OVERLOADED
             has_died = status == ENGINE_DIED
-            self.lost(
+            self._lost_by(
                 WorkerLostError(
                     self.worker_id, ended.message, has_died=has_died, start=ended.start, is_overloaded=is_overloaded
                 )
@@ -332,6 +352,9 @@ class RoundRun:
 
     def lost(self, error: WorkerLostError) -> None:
         """The worker does not go on with the round. The frontend sends it again."""
+        self._within.run(self._lost_by, error)
+
+    def _lost_by(self, error: WorkerLostError) -> None:
         if self._unreached is not None:
             self._withdraw(self._unreached)
         plan = self._placement.plan if self._placement else None
@@ -383,13 +406,14 @@ class RoundRun:
         """No worker has the round any more."""
         if not self._over.is_set():
             self._over.set()
+            self._sign.set()
             self._services.ends.over(self, may_come_again=may_come_again)
             self._services.ends.in_progress.end()
 
     def give_up(self) -> None:
         """The round was lost, and its frontend has not sent it again."""
-        self._services.refused(UNAVAILABLE, f"its worker was lost: {self._last_error}")
-        self.close()
+        self._within.run(self._services.refused, UNAVAILABLE, f"its worker was lost: {self._last_error}")
+        self._within.run(self.close)
 
     def close(self, *, was_left: bool = False) -> None:
         """The round is over for its client too: remember its session, and tell the observers."""

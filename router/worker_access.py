@@ -7,7 +7,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ampd.state.store import Binding, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Binding, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport
 from router.calls import WorkerCalls

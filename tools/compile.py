@@ -37,6 +37,7 @@ FOLDERS = (
 
 MODULES = (
     "ampd.page_keys",
+    "ampd.perf.corrections",
     "ampd.perf.model",
     "ampd.perf.piecewise",
     "ampd.policies.base",

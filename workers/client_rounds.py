@@ -14,7 +14,7 @@ from dynamo.runtime import Context
 from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
-from ampd.round_end import Begun, PrefillFailed, TakenOver, Told, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, Taken, TakenOver, Told, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
@@ -90,6 +90,7 @@ class ClientRounds:
         """Answer one round. A round that fails ends with an `error_chunk`."""
         stream, start = ClientStream(request, self._clock), request["start"]
         self._ends.begins(start["tell"], start["request_id"])
+        self._tell(start, Taken(start["request_id"]))
         with self._in_progress.round():
             try:
                 with signs_of_life(send) as send_alive:

@@ -20,10 +20,10 @@ from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
-from ampd.perf.model import PerformanceModel
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import StateUnavailableError
 from ampd.telemetry import tracing
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
@@ -298,7 +298,7 @@ async def _open_store(settings: WorkerSettings, stack: AsyncExitStack) -> StateS
     return store
 
 
-async def _start_engine(settings: WorkerSettings, model: PerformanceModel, stack: AsyncExitStack) -> Engine:
+async def _start_engine(settings: WorkerSettings, model: CorrectedModel, stack: AsyncExitStack) -> Engine:
     engine = SupervisedEngine(create_engine(settings, model), model)
     stack.push_async_callback(engine.stop)
     try:

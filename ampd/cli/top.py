@@ -34,7 +34,8 @@ from ampd.settings import GraphSettings, Settings, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import LocalGraph, local_graphs
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import Heard, Overview, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Heard, Overview, StateUnavailableError
 from ampd.telemetry.metrics import names
 from ampd.telemetry.windows import LENGTH_S, US, latency_summary
 from ampd.types import CoordinatorView, KvWindow, Role, Route, ServedWindow, WorkerView, merged
@@ -136,6 +137,7 @@ def _worker(entry: Heard[WorkerView], now_s: float, queue_wait_s: float | None) 
         "age_s": entry.age_s,
         "role": str(view.role),
         "tp": view.parallelism.tp,
+        "time_factors": fields_of(view.parallelism.factors),
         "queue_prefills": view.queued_prefills,
         "queue_tokens": sum(task.incr_tokens for task in view.queue) + view.queue_rest.incr_tokens,
         "queue_wait_s": queue_wait_s,

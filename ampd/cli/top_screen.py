@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from math import log
 from typing import Any
 
 from rich.cells import set_cell_size
@@ -314,6 +315,7 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("worker", _widest(short), 99, lambda row: short[row["worker_id"]], is_left=True),
         Column("role", 7, 98, lambda row: row["role"], is_left=True),
         Column("TP", 2, 30, lambda row: str(row["tp"])),
+        Column("times", 5, 25, _time_factor),
         Column("queue", 5, 97, lambda row: count(row["queue_prefills"])),
         wait if any(row["queue_wait_s"] is not None for row in rows) else tokens,
         Column("oldest", 6, 20, lambda row: seconds(row["oldest_wait_s"])),
@@ -327,6 +329,11 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("age", 4, 40, lambda row: age(row["age_s"])),
     ]
     return table(columns, rows, width)
+
+
+def _time_factor(row: Row) -> str:
+    """The factor that is farthest from 1."""
+    return f"x{max(row['time_factors'].values(), key=lambda factor: abs(log(factor))):.2f}"
 
 
 def _used_kv(row: Row) -> str:

@@ -13,11 +13,11 @@ import datetime
 import io
 import json
 import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from importlib.resources import files
 from math import log
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from ampd.errors import UserError, one_line_of
+from ampd.perf.gpus import HOST_LINK_SHARE, gpu
+from ampd.perf.model_shape import QUANTIZATION_FILE, ModelShape
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.presets import DEGREES, fitting_degrees, model_shape
+from ampd.perf.presets import DEGREES, MODELS, fitting_degrees, model_shape
 from ampd.perf.profile import (
     DecodeCurve,
     ParallelismCurves,
@@ -39,7 +41,7 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
 )
-from ampd.perf.roofline import HOST_LINK_SHARE, Efficiency, ModelShape, gpu, kv_capacity_tokens, transfer_curve
+from ampd.perf.roofline import Efficiency, kv_capacity_tokens, transfer_curve
 from ampd.types import Parallelism
 
 PrefillPoint = tuple[int, int, float]
@@ -157,17 +159,16 @@ def _solve(columns: _Array, seconds: _Array) -> tuple[list[float], float]:
 # AIConfigurator is an optional package and works without a network. We ask its compiled engine for prefills and decode
 # steps over a grid and fit our curves. Transfers and memory come from our own presets because it models no KV moves.
 
-SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm", "l40s": "l40s", "b200": "b200_sxm"}
-"""Our GPU presets that AIConfigurator has data for, with its names."""
-
-_MODELS = {
-    "qwen3-32b": "Qwen--Qwen3-32B",
-    "qwen3-0.6b": "Qwen--Qwen3-0.6B",
-    "llama-3.1-70b": "meta-llama--Meta-Llama-3.1-70B",
-    "llama-3.1-8b": "meta-llama--Meta-Llama-3.1-8B",
-    "mixtral-8x7b": "mistralai--Mixtral-8x7B-v0.1",
+SYSTEMS = {
+    "h100": "h100_sxm",
+    "h200": "h200_sxm",
+    "a100": "a100_sxm",
+    "l40s": "l40s",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
 }
-"""Configurations that come with the package."""
+"""Our GPU presets that AIConfigurator has data for, with its names."""
 
 _BACKEND = "sglang"
 _HISTORIES = (0, 1024, 4096, 16_384)
@@ -181,33 +182,33 @@ _HELD_DECODES = tuple((batch, context) for batch in (1, 12, 48) for context in (
 _MS = 1e-3
 
 
-def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) -> PiecewiseModel:
+def aiconfigurator_model(
+    model: str, gpu_name: str, degrees: Sequence[int] = DEGREES, kv_bits: float = 0
+) -> PiecewiseModel:
     """The performance model of a model on a GPU from AIConfigurator's data, for the degrees that fit.
+
+    Args:
+        kv_bits: of a value of KV; 0: as the model's configuration says.
 
     Raises:
         UserError: the package is missing, it has no data for the GPU, or it cannot describe the model.
     """
-    handle_type = _engine_handle()
-    shape, card = model_shape(model), gpu(gpu_name)
-    system = SYSTEMS.get(gpu_name.lower())
-    if system is None:
-        raise UserError(f"AIConfigurator has no data for {card.name}; it has {', '.join(sorted(SYSTEMS))}")
+    shape, card = model_shape(model, kv_bits), gpu(gpu_name)
+    system = _system(gpu_name)
     fitting = fitting_degrees(shape, card, degrees)
     workers, held = [], []
-    with _config_folder(model) as folder:
-        for tp in fitting:
-            with _one_line_errors(f"{shape.name} on {system} at TP {tp}"):
-                handle = _compiled(handle_type, folder, system, tp, shape)
-                capacity_tokens = kv_capacity_tokens(shape, card, tp)
-                curves = _curves(handle, tp, capacity_tokens)
-                workers.append(curves.model_copy(update={"kv_shards": shape.kv_shards(tp)}))
-                held.append((tp, _prefills(handle, _HELD_PREFILLS), _decodes(handle, _HELD_DECODES, capacity_tokens)))
+    for tp in fitting:
+        with measured_engine(model, shape, gpu_name, tp) as engine:
+            capacity_tokens = kv_capacity_tokens(shape, card, tp)
+            curves = _curves(engine, tp, capacity_tokens)
+            workers.append(curves.model_copy(update={"kv_shards": shape.kv_shards(tp)}))
+            held.append((tp, _prefills(engine, _HELD_PREFILLS), _decodes(engine, _HELD_DECODES, capacity_tokens)))
     name = f"{shape.name} on {card.name} (AIConfigurator)"
     profile = PerformanceProfile(
         provenance=Provenance(
             kind="analytic",
             source=f"AIConfigurator {version('aiconfigurator')}, system {system}, backend {_BACKEND}",
-            model=f"{shape.name}, 16-bit",
+            model=f"{shape.name}, {shape.formats}",
             gpu=card.name,
             date=datetime.date.today(),
             method="Prefill and decode latencies of its compiled engine over a grid, fitted; operators are measured by "
@@ -216,7 +217,7 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
         ),
         workers=tuple(workers),
         kv_transfers=tuple(transfer_curve(shape, card, a, b, Efficiency()) for a in fitting for b in fitting),
-        kv_bytes_per_token=shape.kv_bytes_per_token,
+        kv_bytes_per_token=round(shape.kv_bytes_per_token),
         host_link_bytes_per_s=card.host_bytes_per_s * HOST_LINK_SHARE,
         max_context_tokens=shape.max_context_tokens,
     )
@@ -235,9 +236,43 @@ def _engine_handle() -> Any:
     return EngineHandle
 
 
-def _compiled(handle_type: Any, folder: Path, system: str, tp: int, shape: ModelShape) -> Any:
-    experts = {"moe_tp_size": tp} if shape.experts > 1 else {}
-    return handle_type.compile(str(folder), system, _BACKEND, tp_size=tp, **experts)
+class Engine:
+    """The engine of the package for a model at one degree. Times in seconds."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def prefill_s(self, hist: int, incr: int) -> float:
+        # AIConfigurator's `isl` is the sum of both.
+        return float(_MS * self._handle.predict_prefill_latency(1, hist + incr, hist))
+
+    def decode_step_s(self, batch: int, context: int) -> float:
+        """`context`: tokens of each sequence."""
+        return float(_MS * self._handle.predict_decode_latency(batch, context))
+
+
+@contextmanager
+def measured_engine(model: str, shape: ModelShape, gpu_name: str, tp: int) -> Iterator[Engine]:
+    """The package's engine of a model; while it is in use, all errors of the package are one line.
+
+    Raises:
+        UserError: the package is missing, it has no data for the GPU, or it cannot describe the model.
+    """
+    handle_type, system = _engine_handle(), _system(gpu_name)
+    experts = {"moe_tp_size": tp} if shape.has_experts else {}
+    kv = "fp8" if shape.kv_bits == 8 else "bfloat16"
+    with _config_folder(model) as folder, _one_line_errors(f"{shape.name} on {system} at TP {tp}"):
+        yield Engine(
+            handle_type.compile(
+                str(folder), system, _BACKEND, tp_size=tp, kvcache_quant_mode=kv, fmha_quant_mode="bfloat16", **experts
+            )
+        )
+
+
+def _system(gpu_name: str) -> str:
+    if found := SYSTEMS.get(gpu_name.lower()):
+        return found
+    raise UserError(f"AIConfigurator has no data for {gpu(gpu_name).name}; it has {', '.join(sorted(SYSTEMS))}")
 
 
 @contextmanager
@@ -252,23 +287,23 @@ def _one_line_errors(what: str) -> Iterator[None]:
         raise UserError(f"AIConfigurator cannot model {what}: {one_line_of(error)[:200]}") from None
 
 
-def _curves(handle: Any, tp: int, capacity_tokens: int) -> ParallelismCurves:
-    prefill = _prefills(handle, ((hist, incr) for hist in _HISTORIES for incr in _INCREMENTS))
-    decode = _decodes(handle, ((batch, context) for batch in _BATCHES for context in _CONTEXTS), capacity_tokens)
+def _curves(engine: Engine, tp: int, capacity_tokens: int) -> ParallelismCurves:
+    prefill = _prefills(engine, ((hist, incr) for hist in _HISTORIES for incr in _INCREMENTS))
+    decode = _decodes(engine, ((batch, context) for batch in _BATCHES for context in _CONTEXTS), capacity_tokens)
     return ParallelismCurves(
         tp=tp, prefill=fit_prefill(prefill), decode=fit_decode(decode), kv_capacity_tokens=capacity_tokens
     )
 
 
-def _prefills(handle: Any, grid: Iterable[tuple[int, int]]) -> list[PrefillPoint]:
-    """Points over (history, new tokens). AIConfigurator's `isl` is the sum of both."""
-    return [(hist, incr, _MS * handle.predict_prefill_latency(1, hist + incr, hist)) for hist, incr in grid]
+def _prefills(engine: Engine, grid: Iterable[tuple[int, int]]) -> list[PrefillPoint]:
+    """Points over (history, new tokens)."""
+    return [(hist, incr, engine.prefill_s(hist, incr)) for hist, incr in grid]
 
 
-def _decodes(handle: Any, grid: Iterable[tuple[int, int]], capacity_tokens: int) -> list[DecodePoint]:
+def _decodes(engine: Engine, grid: Iterable[tuple[int, int]], capacity_tokens: int) -> list[DecodePoint]:
     """Points over (sequences, context of each) as far as the KV fits."""
     return [
-        (batch, batch * context, _MS * handle.predict_decode_latency(batch, context))
+        (batch, batch * context, engine.decode_step_s(batch, context))
         for batch, context in grid
         if batch * context <= max(capacity_tokens, context)
     ]
@@ -290,17 +325,15 @@ def _errors(
 
 @contextmanager
 def _config_folder(model: str) -> Iterator[Path]:
-    """A folder with the model's config.json: the user's own, or the one of the package.
-
-    It is a copy because the package reads only this file name, and without quantisation: our weights and KV are 16-bit.
-    """
-    if packaged := _MODELS.get(model.lower()):
-        source = Path(str(files("aiconfigurator_core"))) / "model_configs" / f"{packaged}_config.json"
+    """A folder with the model's config.json. It is a copy because the package reads only this file name."""
+    if preset := MODELS.get(model.lower()):
+        config, quantization = preset["config"], None
     else:
         path = Path(model).expanduser()
         source = path / "config.json" if path.is_dir() else path
-    config = json.loads(source.read_text(encoding="utf-8"))
-    config.pop("quantization_config", None)
+        config, quantization = json.loads(source.read_text(encoding="utf-8")), source.with_name(QUANTIZATION_FILE)
     with tempfile.TemporaryDirectory(prefix="ampd-model-") as name:
         (Path(name) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        if quantization is not None and quantization.is_file():
+            shutil.copy(quantization, name)
         yield Path(name)

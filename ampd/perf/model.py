@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from ampd.types import Parallelism
+from ampd.types import Factors, Parallelism
 
 # -- the performance model's interface: how long prefills, decode steps and KV moves take
 
@@ -14,6 +14,10 @@ class PerformanceModel(ABC):
 
     No protocol, because compiled calls of a class are faster.
     """
+
+    def factors(self, parallelism: Parallelism) -> Factors:
+        """The factors that are in the times of a worker."""
+        return parallelism.factors
 
     @abstractmethod
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:

@@ -33,9 +33,10 @@ def mixed_pass_s(
 
     The batch's tokens share the pass's reading of the weights; their attention comes on top.
     """
-    seconds = model.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism)
-    seconds += model.decode_step_s(batch, context_tokens, parallelism)
-    return seconds - model.decode_step_s(batch, 0, parallelism)
+    factors = model.factors(parallelism)
+    seconds = model.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism) / factors.prefill
+    seconds += model.decode_step_s(batch, context_tokens, parallelism) / factors.step
+    return factors.mixed * (seconds - model.decode_step_s(batch, 0, parallelism) / factors.step)
 
 
 def tokens_within(

@@ -22,14 +22,14 @@ from ampd.recent_load import RecentLoad, RecentRound
 from ampd.serving.local_only import uncarried_option
 from ampd.serving.placement import PlacementPolicies, prefill_task
 from ampd.state import codec
-from ampd.state.redis_store import SnapshotReader
+from ampd.state.codec import SnapshotReader
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Heard,
     LoadedRound,
     Overview,
     RoleAssigned,
     SessionEnded,
-    StateStore,
     TaskDone,
     TaskQueued,
     WorkerRemoved,

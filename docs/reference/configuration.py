@@ -259,7 +259,7 @@ def _shown(default: Any) -> str:
     return f"`{default.value if isinstance(default, Enum) else default}`"
 
 
-_TYPES = {"integer": "integer", "number": "number", "boolean": "switch", "string": "text"}
+_TYPES = {"integer": "integer", "number": "number", "boolean": "switch", "string": "text", "array": "words"}
 
 
 def _type(schema: Mapping[str, Any]) -> str:

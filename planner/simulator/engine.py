@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from ampd.perf.corrections import MIXED, PREFILL, STEP, CorrectedModel
 from ampd.policies.passes import joined_tokens, mixed_pass_s
 from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, RunningRound
@@ -29,11 +30,18 @@ class SimulatedEngine:
         batch: the requests that decode.
 
     Args:
+        times: compares the times of passes with those that it predicts; None: they are not compared.
         reloads: of a worker with a KV store.
     """
 
     def __init__(
-        self, worker_id: str, parallelism: Parallelism, memory: KvMemory, world: World, reloads: Reloads | None = None
+        self,
+        worker_id: str,
+        parallelism: Parallelism,
+        memory: KvMemory,
+        world: World,
+        times: CorrectedModel | None = None,
+        reloads: Reloads | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._parallelism = parallelism
@@ -46,7 +54,9 @@ class SimulatedEngine:
         self._reloads = reloads
         self._sizes: PassSizes | None = None  # of passes that are steps of the batch too; None: the batch pauses
         if (slicing := world.policies.slicing).shares_passes:
-            self._sizes = PassSizes(slicing, world.belief, parallelism, memory.page_tokens)
+            self._sizes = PassSizes(slicing, times or world.belief, parallelism, memory.page_tokens)
+        self._times = times
+        self._computed = (PREFILL, 0.0, 0.0)  # of the pass in progress: kind, predicted and true time
         self.batch = DecodeBatch(world.options.window_s, world.gaps)
         self._waiting: deque[SimulatedRequest] = deque()
         self._prefilling = Prefilling(memory.page_tokens)
@@ -157,6 +167,9 @@ class SimulatedEngine:
         now_s, parts = self._loop.now_s, self._prefilling.begin()
         hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
         computed_s = self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
+        if self._times is not None:
+            predicted_s = self._times.prefill_s(hist_tokens, incr_tokens, self._parallelism)
+            self._computed = (PREFILL, predicted_s, computed_s)
         self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_prefill_pass, now_s)
 
     def _with_reloads_s(self, computed_s: float) -> float:
@@ -167,6 +180,7 @@ class SimulatedEngine:
 
     def _end_prefill_pass(self, start_s: float) -> None:
         self._note_prefills(start_s)
+        self._measure(1)
         self._complete(self._prefilling.end())
 
     def _complete(self, done: list[SimulatedRequest], *, is_late: bool = True) -> None:
@@ -216,6 +230,9 @@ class SimulatedEngine:
         now_s = self._loop.now_s
         batch, context_tokens = len(self.batch), self.batch.context_tokens
         computed_s = mixed_pass_s(self._model, parts, batch, context_tokens, self._parallelism)
+        if self._times is not None:
+            predicted_s = mixed_pass_s(self._times, parts, batch, context_tokens, self._parallelism)
+            self._computed = (MIXED, predicted_s, computed_s)
         self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_mixed_pass, now_s)
 
     def _end_mixed_pass(self, start_s: float) -> None:
@@ -230,6 +247,9 @@ class SimulatedEngine:
         self._busy = True
         batch, context_tokens = len(self.batch), self.batch.context_tokens
         first_s = self._model.decode_step_s(batch, context_tokens, self._parallelism)
+        if self._times is not None:
+            predicted_s = self._times.decode_step_s(batch, context_tokens, self._parallelism)
+            self._computed = (STEP, predicted_s, first_s)
         growth_s = self._model.decode_step_s(batch, context_tokens + batch, self._parallelism) - first_s
         self._plan(StepRun(self._loop.now_s, first_s, growth_s, min(self.batch.steps_left, most_steps)))
 
@@ -251,10 +271,17 @@ class SimulatedEngine:
 
     def _end_steps(self, run: StepRun) -> None:
         """Count finished steps, and finish the requests that have all their tokens."""
+        self._measure(run.steps)
         now_s = self._loop.now_s
         self.batch.finish(run, now_s)
         while (request := self.batch.pop_ended(now_s)) is not None:
             self._finish(request)
+
+    def _measure(self, passes: int) -> None:
+        """Passes have ended: compare their times with those that were predicted."""
+        if self._times is not None:
+            kind, predicted_s, seconds = self._computed
+            self._times.measured(kind, predicted_s * passes, seconds * passes)
 
     def _note_prefills(self, start_s: float) -> None:
         for request, tokens in self._prefilling.in_pass:

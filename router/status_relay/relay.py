@@ -16,7 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -208,7 +208,7 @@ class Relay:
     def application(self) -> web.Application:
         """The relay as an application of aiohttp. Bodies have no limit here, because the frontend has one."""
         app = web.Application(middlewares=[self._guards.middleware, _own_errors])
-        app.router.add_route("*", "/{path:.*}", self._handle, expect_handler=_expect)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         app.cleanup_ctx.append(self._client)
         app.on_response_prepare.append(_without_server)
         return app
@@ -313,20 +313,6 @@ def _wrong_head(request: web.Request) -> str | None:
         return f"the relay does not take the transfer coding {coding}; send the body as it is, or chunked"
     name = unreadable(request.headers)
     return None if name is None else f"the header {name} is not UTF-8; send ASCII or UTF-8"
-
-
-async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """Let the client send its body. The relay takes no other expectation."""
-    if request.headers["Expect"].lower() != "100-continue":
-        response = error_response(
-            request.path, Refused(HTTPStatus.EXPECTATION_FAILED, "the relay takes Expect: 100-continue only")
-        )
-        response.force_close()
-        return response
-    if request.version >= HttpVersion11:
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # of the answer, which has not begun
-    return None
 
 
 @web.middleware

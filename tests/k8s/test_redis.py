@@ -14,14 +14,13 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from ampd.recent_load import RecentRound
-from ampd.state.connect import open_store
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.schema import Schema
 from ampd.state.store import (
     Binding,
     RoleAssigned,
     RouteWrite,
     SessionLimits,
-    StateStore,
     StateUnavailableError,
     WorkerRemoved,
 )

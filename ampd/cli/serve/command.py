@@ -37,7 +37,8 @@ from ampd.settings import PREFIX, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Role
 from ampd.wire import COORDINATOR_COMPONENT

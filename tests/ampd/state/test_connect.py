@@ -15,7 +15,8 @@ from redis.asyncio import from_url
 from ampd.errors import UserError
 from ampd.state import open_store
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import SessionLimits, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.types import CoordinatorView, Slo
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_redis import TcpRedis

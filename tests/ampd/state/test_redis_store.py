@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     Heard,
@@ -19,7 +20,6 @@ from ampd.state.store import (
     RouteWrite,
     SessionLimits,
     StateEvent,
-    StateStore,
     TaskQueued,
     WorkerUpdated,
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.base import Slice, SlicingPolicy, SlicingSituation, Wait
 from ampd.policies.ordering.on_time import OnTimeOrdering
@@ -88,7 +89,7 @@ class LiveWorkers:
                 ),
                 engine,
                 MemoryStore(),
-                MODEL,
+                CorrectedModel(MODEL, Parallelism()),
                 create_named("ordering", ordering),
                 slicing,
                 clock,

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
+from ampd.types import Parallelism
 from workers.engines import check_engine, create_engine, settings_model
 from workers.engines.sglang_settings import engine_arguments
 from workers.settings import WorkerSettings
@@ -28,6 +30,10 @@ def settings(engine: str, model: Path, slicing: str, **more: Any) -> WorkerSetti
     return settings_model(engine)(**given)
 
 
+def times() -> CorrectedModel:
+    return CorrectedModel(load_performance_model("tiny-cpu"), Parallelism())
+
+
 @pytest.mark.parametrize("engine", ["modelled", "sglang"])
 @pytest.mark.parametrize(
     ("slicing", "shares"),
@@ -36,7 +42,7 @@ def settings(engine: str, model: Path, slicing: str, **more: Any) -> WorkerSetti
 def test_the_slicing_policy_says_whether_the_engine_shares_passes(
     engine: str, slicing: str, shares: bool, with_weights: Path
 ) -> None:
-    made: Any = create_engine(settings(engine, with_weights, slicing), load_performance_model("tiny-cpu"))
+    made: Any = create_engine(settings(engine, with_weights, slicing), times())
     shared = made.sizes is not None if engine == "modelled" else made._shares_passes
     assert shared is shares
 
@@ -47,7 +53,7 @@ def test_sglang_gets_the_names_for_the_sizes_of_its_passes(
 ) -> None:
     """Not while its GPU is profiled, and not with a policy that shares no passes."""
     named = settings("sglang", with_weights, slicing or "slack", perf="tiny-cpu")
-    made: Any = create_engine(named, load_performance_model("tiny-cpu") if has_model else None)
+    made: Any = create_engine(named, times() if has_model else None)
     assert made._passes == (slicing and {"slicing": slicing, "perf": "tiny-cpu"})
 
 
@@ -76,4 +82,4 @@ def test_a_profile_without_times_of_reloads_is_refused(model_folder: Path) -> No
     assert isinstance(model, PiecewiseModel)
     lacking = PiecewiseModel(model.profile.model_copy(update={"kv_bytes_per_token": None}))
     with pytest.raises(UserError, match="add its kv_bytes_per_token"):
-        create_engine(settings("modelled", model_folder, "slack"), lacking)
+        create_engine(settings("modelled", model_folder, "slack"), CorrectedModel(lacking, Parallelism()))
