@@ -104,7 +104,7 @@ class CoordinatorProcess:
             store, coordinator_id, view_reader, settings.lease_s, on_answer=coordinator.store_answered
         )
         self._others = OtherCards(store, coordinator_id, self._publisher.publish)
-        self._expose(recorder, CoordinatorReader(coordinator, settings, store))
+        self._expose(recorder, CoordinatorReader(coordinator, settings, store, self._frames))
 
     @property
     def has_given_up(self) -> bool:

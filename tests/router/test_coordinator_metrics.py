@@ -25,6 +25,7 @@ from ampd.types import Role, Slo
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.decision_record import Decided, DecisionRecord, RoundFacts
+from router.frames import FrameServer
 from router.policies import CoordinatorPolicies
 from router.request import link
 from router.served import ServedRound
@@ -148,7 +149,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
         observers=(recorder,),
     )
     await coordinator.start()
-    reader = CoordinatorReader(coordinator, settings, store)
+    reader = CoordinatorReader(coordinator, settings, store, FrameServer(coordinator.take))
     loop = asyncio.get_running_loop()
     collector = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, loop)
     return Site(coordinator, workers, store, registered(collector))
@@ -198,6 +199,7 @@ async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longe
         )
         await anext(stream)
         assert site.total("ampd_rounds_in_progress") == 1
+        assert site.total("ampd_rounds_handed_on") == 0, "its frames were not started"
         context.stop_generating()
         await until(lambda: not site.total("ampd_rounds_in_progress"))
         assert site.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
