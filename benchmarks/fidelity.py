@@ -65,7 +65,7 @@ def main() -> int:
         trace = folder / "trace.jsonl"
         write_trace(sessions, trace)
         serve = ["--engine", options.engine, "--port", "0", "--perf", str(perf), "--routing", options.routing]
-        serve += ["--prefill", str(options.prefill), "--decode", str(options.decode)]
+        serve += ["--prefill", str(options.prefill), "--decode", str(options.decode), "--pools", "static"]
         serve += ["--ordering", "ampd", "--slicing", "whole", "--ttft", str(options.ttft), "--itl", str(options.itl)]
         with running_graph(serve, _say) as url:
             _replay(url, _write(calibration_sessions(4), folder), folder, options)  # warms everything up

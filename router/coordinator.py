@@ -12,7 +12,6 @@ from typing import Any
 
 from ampd.background_tasks import BackgroundTasks
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
-from ampd.policies.base import OtherPolicies
 from ampd.round_end import error_chunk, merged_usage
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
@@ -38,7 +37,7 @@ from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun, pipe
 from router.served import Observer
-from router.services import RoundOptions, Services, ignore_placed
+from router.services import RoundOptions, Services
 from router.session_control import SessionControl
 from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
@@ -113,7 +112,6 @@ class Coordinator:
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: self.running)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
-        recorder = self.pools.recorder if self.pools else None
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
             placer=Placer(
@@ -135,8 +133,7 @@ class Coordinator:
             deaths=WorkerDeaths(store),
             ends=self._ends,
             refused=self._note_refusal,
-            observers=(end_logger(self._round_log), *((recorder,) if recorder else ()), *observers),
-            placed=recorder.placed if recorder else ignore_placed,
+            observers=(end_logger(self._round_log), *observers),
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
 
@@ -289,8 +286,5 @@ def _pools_keeper(
     policy = policies.pools
     if policy is None or policy.is_idle:
         return None
-    others = OtherPolicies(
-        policies.binding, policies.routing, policies.ordering, policies.slicing, moves=settings.moves
-    )
-    review = RoleReview(policy, policies.model, settings.slo, rng, others)
+    review = RoleReview(policy, policies.model, settings.slo, rng)
     return PoolsKeeper(view, store, review, POOLS_INTERVAL_S, settings.lease_s, clock)

@@ -101,9 +101,6 @@ class CoordinatorReader:
     def _roles(self) -> Iterator[Reading]:
         pools = self._coordinator.pools
         yield Reading(names.LEADING, pools is not None and pools.is_leading)
-        for outcome in names.LOOK_OUTCOMES:
-            yield Reading(names.LOOKS, pools.considered.outcomes[outcome] if pools else 0, (outcome,))
-        yield Reading(names.LOOK_SECONDS, pools.look_s if pools else 0.0)
         assigned = Counter(names.ROLE_ASSIGNMENTS)
         for (role, reason), count in pools.assignments.items() if pools else ():
             assigned.add(count, role, self._reasons(reason))

@@ -57,7 +57,6 @@ class CoordinatorViewReader:
             is_leading=pools is not None and pools.is_leading,
             is_state_heard=coordinator.view.connected,
             state_losses=coordinator.view.counters.losses,
-            considered="" if pools is None else pools.considered.last,
             context_tokens=self._context_tokens(),
             window=self._window.read(),
         )

@@ -201,8 +201,6 @@ class RoundRun:
         self._record.placed(placement.plan, placement.binding)
         self._holder = placement.plan.holder.worker_id if placement.plan.holder else self._holder
         log_placed(self._services.options.round_log, self._record)
-        if not self._request.is_announcement:
-            self._services.placed(self._record, self._arrival_s)
         return placement
 
     def _unplaced(self) -> UnplacedRound:

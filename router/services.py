@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
-from router.decision_record import DecisionRecord
 from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
 from router.round_ends import RoundEnds
@@ -15,10 +14,6 @@ from router.served import Observer
 from router.session_memory import SessionMemory
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
-
-
-def ignore_placed(_record: DecisionRecord, _arrival_s: float) -> None:
-    """Nothing observes placed rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,6 @@ class Services:
         ends: the rounds that workers have.
         refused: called with the status and the message of a round that its worker has refused.
         observers: called with each round at its end.
-        placed: called with the record and the arrival of each round that was placed, announcements left out.
         prefixes: the prefixes that sessions share.
     """
 
@@ -62,7 +56,6 @@ class Services:
     ends: RoundEnds[Any]
     refused: Callable[[int, str], None] = lambda _status, _message: None
     observers: tuple[Observer, ...] = ()
-    placed: Callable[[DecisionRecord, float], None] = ignore_placed
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:

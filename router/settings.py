@@ -69,11 +69,6 @@ class CoordinatorSettings(GraphSettings):
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
-    ordering: str = Field(
-        defaults.ORDERING,
-        description="The workers' --ordering, for `look-ahead`.",
-    )
-    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead`.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     moves: Moves = Field(
         defaults.MOVES,

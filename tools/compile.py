@@ -47,7 +47,6 @@ MODULES = (
     "ampd.policies.expectations",
     "ampd.policies.moore_hodgson",
     "ampd.policies.passes",
-    "ampd.recent_load",
     "ampd.telemetry.windows",
     "ampd.types",
 )

@@ -125,7 +125,6 @@ def _coordinator(entry: Heard[CoordinatorView]) -> Row:
         "is_leading": view.is_leading,
         "is_state_heard": view.is_state_heard,
         "state_losses": view.state_losses,
-        "considered": view.considered,
     }
 
 

@@ -48,7 +48,6 @@ class Schema:
         self.leader = self.prefix + "leader"
         self.assigned = self.prefix + "assigned"
         self.live = self.prefix + "live"
-        self.load = self.prefix + "load"
         self.ended = self.prefix + "ended"
         self.events = self.prefix + "events"
         self.roles = self.prefix + "roles"

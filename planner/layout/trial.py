@@ -337,7 +337,7 @@ class TrialTask:
             case.model,
             case.new_policies(),
             case.slo,
-            replace(case.options, under_way=load.under_way, until_s=until_s, gaps_from_s=gaps_from_s),
+            replace(case.options, idle_tokens=load.idle_tokens, until_s=until_s, gaps_from_s=gaps_from_s),
             on_round=on_round,
         )
 

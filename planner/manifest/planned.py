@@ -222,7 +222,7 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
         {
             "--model": deployment.model_path,
             "--model-name": deployment.model_name,
-            **{f"--{kind}": policy for kind, policy in deployment.policies.items()},
+            **{f"--{kind}": deployment.policies[kind] for kind in ("routing", "binding", "pools")},
             "--dyn-tool-call-parser": deployment.tool_call_parser,
             "--dyn-reasoning-parser": deployment.reasoning_parser,
             "--context-length": _text(deployment.context_tokens),

@@ -16,7 +16,6 @@ from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
-from ampd.recent_load import RecentLoad
 from ampd.serving.roles import POOLS_INTERVAL_S
 from ampd.types import WINDOW_S, Moves, Parallelism, Role, Slo
 from planner.simulator.events import EventLoop
@@ -132,26 +131,6 @@ class Policies:
 
 
 @dataclass(frozen=True, slots=True)
-class UnderWay:
-    """How far a session is when its first round of the simulation arrives.
-
-    Attributes:
-        context_tokens: before that round.
-        owner: id of the worker that it belongs to, whatever its role is; "": it is placed where the least KV is.
-        prefill: id of the worker in whose queue the round is already; "": it is routed.
-        waited_s: time since the round was sent.
-        is_idle: it is between two rounds until then. Its KV is there from the beginning, and may be evicted. Idle
-            sessions are listed in the order of their last use.
-    """
-
-    context_tokens: int
-    owner: str = ""
-    prefill: str = ""
-    waited_s: float = 0.0
-    is_idle: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class SimulationOptions:
     """How the cluster behaves; the defaults are those of the live workers.
 
@@ -168,15 +147,15 @@ class SimulationOptions:
             decisions at once.
         coordinators: replicas. Each round goes to a random one.
         pools_interval_s: how often the pools policy is asked.
-        pools_answer_s: time that a slow pools policy takes to answer. Its changes are made then, and it rests as in a
-            live graph.
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
         moves: which sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
         corrects_times: workers correct wrong times by what they measure. False shows the gain.
-        under_way: session id -> how far it is, of the sessions that are under way when the simulation begins.
+        idle_tokens: session id -> tokens of its context, of the sessions that are between two rounds when the
+            simulation begins, in the order of their last use. Their KV is there from the beginning, on the workers
+            that own the least KV, and may be evicted.
         gaps_from_s: virtual time from which the gaps between tokens are recorded.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
@@ -192,12 +171,11 @@ class SimulationOptions:
     state_delay_s: float = 0.0
     coordinators: int = 1
     pools_interval_s: float = POOLS_INTERVAL_S
-    pools_answer_s: float = 0.0
     max_wait: float = 0.0
     moves: Moves = defaults.MOVES
     knows_prefixes: bool = True
     corrects_times: bool = True
-    under_way: Mapping[str, UnderWay] = field(default_factory=dict)
+    idle_tokens: Mapping[str, int] = field(default_factory=dict)
     gaps_from_s: float = 0.0
     until_s: float = inf
     keeps_timeline: bool = False
@@ -214,7 +192,6 @@ class World:
         gaps: gaps between tokens, in order of their end.
         spans: where the timeline is recorded; None: nowhere.
         prefixes: session id -> the prefix that it shares with others, of the sessions that do.
-        load: where the rounds of the last minutes are recorded, for the pools policy; None: it reads no load.
     """
 
     loop: EventLoop
@@ -225,7 +202,6 @@ class World:
     options: SimulationOptions
     gaps: list[GapRun]
     spans: list[Span] | None
-    load: RecentLoad | None = None
     prefixes: dict[str, SessionPrefix] = field(default_factory=dict)
 
     def times_of(self, parallelism: Parallelism) -> CorrectedModel | None:

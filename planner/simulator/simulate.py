@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
-from ampd.recent_load import RecentLoad
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import Slo
 from planner.simulator.coordinators import Coordinators, RoleKeeper
@@ -52,7 +51,6 @@ def simulate(
         options=options,
         gaps=[],
         spans=[] if options.keeps_timeline else None,
-        load=RecentLoad(policies.pools.load_s) if policies.pools.load_s else None,
     )
     loop = world.loop
     workers = [
@@ -70,9 +68,8 @@ def simulate(
     keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
     coming = {session.session_id: session for session in sessions}
-    for session_id, begun in options.under_way.items():
-        if begun.is_idle:
-            runner.wait(coming.pop(session_id))
+    for session_id in options.idle_tokens:
+        runner.wait(coming.pop(session_id))
     for session in coming.values():
         loop.at(session.arrival_s, runner.arrive, session)
     if options.gaps_from_s:

@@ -28,12 +28,9 @@ from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from benchmarks.structure import modules
 from router import round_ends
 from router.coordinator_publisher import CoordinatorViewPublisher
-from router.decision_record import DecisionRecord, RoundFacts
 from router.lease_probe import LeaseProbe
-from router.load_recorder import LoadRecorder
 from router.pools import PoolsKeeper
 from router.presence import Presence
-from router.served import ServedRound
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
@@ -253,8 +250,7 @@ async def test_the_publisher_publishes_again() -> None:
 class AsksOften:
     """A pools policy that is asked each time and changes nothing."""
 
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
+    is_idle = False
 
     def __init__(self) -> None:
         self.change = FailsOnce(self._noted)
@@ -279,39 +275,6 @@ async def test_roles_are_assigned_again() -> None:
         assert policy.change.has_failed
         assert keeper.is_leading
         await keeper.stop()
-
-
-@breaks("load-recorder")
-@virtually
-async def test_the_recorder_of_the_load_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore(MemoryState())
-    write = FailsOnce(store.record_load)
-    write.is_armed = True
-    monkeypatch.setattr(store, "record_load", write)
-    recorder = LoadRecorder(store, LEASE_S)
-    recorder.start()
-    recorder(complete_round())
-    await until(lambda: write.has_failed)
-    recorder(complete_round())
-    async with asyncio.timeout(PATIENCE_S):
-        while not await store.recent_load():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await recorder.stop()
-
-
-def complete_round() -> ServedRound:
-    record = DecisionRecord(RoundFacts("s", "ampd", "key"))
-    return ServedRound(
-        record,
-        Slo(1.0, 0.1),
-        is_initial=False,
-        is_complete=True,
-        ttft_s=0.5,
-        itl_s=0.05,
-        output_tokens=7,
-        was_left=False,
-        lasted_s=2.0,
-    )
 
 
 @breaks("coordinator-publisher")

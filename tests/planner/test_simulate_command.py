@@ -59,14 +59,15 @@ def test_the_table_tells_the_papers_policy_from_this_system(routing: str, capsys
 
 
 def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--pools", "static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
+    flags = ["--pools", "predictive,static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
     rows = simulated(capsys, *flags, "--decode", "2xTP1")["results"]
     assert [(row["mode"], row.get("pools"), row.get("slicing")) for row in rows] == [
         ("disaggregated", None, None),
+        ("disaggregated", "static", None),
         ("disaggregated", "arrow(cooldown_s=2.0)", None),
         ("colocated", None, None),
     ]
-    assert rows[0]["role_flips"] == 0
+    assert rows[1]["role_flips"] == 0
 
 
 @pytest.mark.slow
@@ -129,13 +130,13 @@ def test_roles_that_change_need_the_moves_between_all_replicas(
     file = tmp_path / "perf.json"
     file.write_text(json.dumps(profile))
     flags = ["simulate", "tau-bench-airline", "--perf", str(file), "--prefill", "1xTP2", "--decode", "2xTP4"]
-    assert main(flags) == 0
+    assert main([*flags, "--pools", "static"]) == 0
     assert main([*flags, "--pools", "static,arrow"]) == 2
     assert "no KV transfer" in capsys.readouterr().err
 
 
 def test_the_table_and_the_label_name_the_pools(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*BASE, "--pools", "static,laps"]) == 0
+    assert main([*BASE, "--pools", "predictive,laps"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("predictive / on-time ")]
     assert [line.startswith("predictive / on-time / pools laps ") for line in lines] == [False, True]
 
@@ -195,7 +196,7 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),
-        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, look-ahead, predictive, static"),
+        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, predictive, static"),
         (["--pools", "arrow(cooldown_s=-1)"], r"cooldown_s: .*greater than or equal to 0"),
         (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
         (["--slicing", ","], r"name at least one"),

@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import RoleChange
-from ampd.policies.considered import Considered, TriedRoles
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
@@ -266,16 +265,13 @@ async def test_a_worker_that_is_lost_and_its_sessions() -> None:
 async def test_a_leader_and_the_roles_that_it_assigns() -> None:
     change = RoleChange("d2", Role.PREFILL, "ttft-short")
     other = RoleChange("d3", Role.PREFILL, "7 s late")
-    policy = SimpleNamespace(
-        change=lambda *_: (change, other), is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0
-    )
+    policy = SimpleNamespace(change=lambda *_: (change, other), is_idle=False)
     site = await open_site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
     try:
         await until(lambda: site.total("ampd_role_assignments_total", reason=OTHER))
         assert site.total("ampd_leading") == 1
         assert site.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
         assert site.total("ampd_role_assignments_total", role="decode") == 0
-        assert site.total("ampd_pools_looks_total") == site.total("ampd_pools_look_seconds_total") == 0
     finally:
         await site.coordinator.stop()
 
@@ -284,14 +280,3 @@ def test_every_metric_of_a_coordinator_is_its_own() -> None:
     recorder = RoundRecorder()
     recorder(served())
     assert all(Process.COORDINATOR in part.metric.processes for part in recorder.recorded)
-
-
-async def test_the_looks_of_a_leader() -> None:
-    looked = Considered([], (TriedRoles("1 prefill, 1 decode", 0.9, is_now=True),), 400, is_chance=True)
-    policy = SimpleNamespace(change=lambda *_: looked, is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0)
-    site = await open_site(worker("d1"), worker("d2"), pools=policy)
-    try:
-        await until(lambda: site.total("ampd_pools_looks_total", outcome="chance"))
-        assert site.total("ampd_pools_looks_total", outcome="changed") == 0
-    finally:
-        await site.coordinator.stop()

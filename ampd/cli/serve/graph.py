@@ -256,8 +256,6 @@ def _worker_argv(settings: ServeSettings, site: GraphSite, role: Role) -> tuple[
 def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
     flags = ["--model", str(site.model_path), "--model-name", site.model_name]
     flags += ["--routing", settings.routing, "--binding", settings.binding, "--pools", settings.pools]
-    # For the pools policy, which may serve the recent load again as the workers would.
-    flags += ["--ordering", settings.ordering, "--slicing", settings.slicing]
     for flag, value in (
         ("--dyn-tool-call-parser", settings.dyn_tool_call_parser),
         ("--dyn-reasoning-parser", settings.dyn_reasoning_parser),

@@ -108,7 +108,6 @@ async def test_answers_that_no_script_gives_are_a_lost_state(monkeypatch: pytest
         lambda: store.end_session("s"),
         lambda: store.lead("c", 5.0),
         lambda: store.assign_role("c", RoleAssigned("d1", Role.PREFILL, "", "x"), 5.0),
-        lambda: store.recent_load(),
         lambda: store.overview(),
     )
     answers: Sequence[object] = (

@@ -47,8 +47,6 @@ def test_the_coordinator_has_the_policies_of_the_plan() -> None:
         "--routing=predictive(headroom=0.9)",
         "--binding=least-kv",
         "--pools=static",
-        "--ordering=on-time",
-        "--slicing=slack(quantum=0.5)",
         "--model=/models/qwen3-32b",
         "--model-name=qwen3-32b",
         "--dyn-tool-call-parser=hermes",

@@ -113,8 +113,7 @@ class DiceOrdering:
 class RandomPools:
     """Turns anyone into anything, also the last of its role, and also into what it is."""
 
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
+    is_idle = False
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         workers, rng = situation.workers, situation.rng
