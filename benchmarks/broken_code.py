@@ -208,9 +208,9 @@ BREAKS = (
     ),
     Break(
         "recovery: a request that cannot be split is not continued after its first token",
-        "router/recovery.py",
-        "if has_begun and request.uncarried is not None:",
-        "if False:",
+        "router/request.py",
+        "if option := uncarried_option(request):",
+        "if option := None:",
         ("tests/router/test_recovery.py",),
     ),
     Break(
