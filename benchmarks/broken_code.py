@@ -159,7 +159,7 @@ BREAKS = (
     ),
     Break(
         "keys: tenants have no page in common",
-        "ampd/page_keys.py",
+        "ampd/keys.py",
         "    if not tenant:",
         "    if True:",
         ("tests/ampd/test_page_keys.py",),
@@ -208,9 +208,9 @@ BREAKS = (
     ),
     Break(
         "recovery: a request that cannot be split is not continued after its first token",
-        "router/recovery.py",
-        "if has_begun and request.uncarried is not None:",
-        "if False:",
+        "router/request.py",
+        "if option := uncarried_option(request):",
+        "if option := None:",
         ("tests/router/test_recovery.py",),
     ),
     Break(

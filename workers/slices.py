@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 from uuid import uuid4
 
+from ampd.keys import tenant_of
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, Wait
 from ampd.serving.slices import LookUp, Rest, Slices, SliceStep, left_after, left_before, with_held
-from ampd.session_key import tenant_of
 from ampd.types import PrefillTask
 from workers.engines.base import Engine, EngineOutput, EngineRequest, PassShare
 from workers.prefill_queue import QueuePlace

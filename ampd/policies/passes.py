@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, PrefillTask
 

@@ -56,7 +56,6 @@ class Policy(BaseModel):
     Attributes:
         policy_name: the name under which it is registered.
         is_idle: a pools policy that never changes a role.
-        interval_s, load_s, is_slow: as in `PoolsPolicy`.
         is_whole, shares_passes: of a slicing policy, as in `SlicingPolicy`.
     """
 
@@ -65,9 +64,6 @@ class Policy(BaseModel):
 
     policy_name: ClassVar[str] = ""
     is_idle: ClassVar[bool] = False
-    interval_s: ClassVar[float] = 0.0
-    load_s: ClassVar[float] = 0.0
-    is_slow: ClassVar[bool] = False
     is_whole: ClassVar[bool] = False
     help_note: ClassVar[str] = ""
 

@@ -68,7 +68,7 @@ def _summary(ratios: Sequence[float]) -> list[str]:
 
 
 def setting_table(outcomes: Outcomes, criterion: str, engine: Engine) -> str:
-    """Ours looking ahead, against the best rivals and the best of our parts."""
+    """Ours, against the best rivals and the best of our parts."""
     recommended = on(engine, OURS_FROM_EVEN)[0].label
     rows = []
     for setting, seeds in outcomes.items():
@@ -80,7 +80,7 @@ def setting_table(outcomes: Outcomes, criterion: str, engine: Engine) -> str:
             row.append(f"{goodput_text(mean_interval(values))} {label}".strip())
             row.append(ratio_text(_ratio(seeds, recommended, kind, engines, criterion)))
         rows.append(row)
-    heads = ["setting", "seeds", "limit", "ours looking ahead"]
+    heads = ["setting", "seeds", "limit", "ours"]
     for name in ("best rival that pauses", "best of all rivals", "best of our parts"):
         heads += [name, "ours over it"]
     return markdown_table.table(heads, rows)

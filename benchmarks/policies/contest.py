@@ -16,8 +16,7 @@ from benchmarks.policies.settings import Setting
 from benchmarks.rate_search import RateSearch
 from benchmarks.sustained import in_time_share
 from planner.layout.trial import IN_TIME
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.results import meets

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ampd.errors import UserError, one_line_of
+from ampd.keys import page_keys
 from ampd.model_folder import tokenizer_digest
-from ampd.page_keys import page_keys
 from ampd.perf.corrections import LOAD, CorrectedModel
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import reloading_pays

@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from ampd.page_keys import KEY_BYTES
+from ampd.keys import KEY_BYTES
 from ampd.types import GIB, Factors
 
 Positive = Annotated[int, Meta(ge=1)]

@@ -10,8 +10,7 @@ from ampd.perf.model import ScaledModel
 from ampd.policies.base import RoutingSituation
 from ampd.policies.registry import create, create_named
 from ampd.types import Factors, Parallelism, Role, RouteDecision, Slo
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.rounds import Links
 from planner.simulator.simulate import simulate

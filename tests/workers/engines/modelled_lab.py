@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, PrefillTask, Slo
 from ampd.wire import KvReply, KvRequest

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.types import Factors
 
 pytest.importorskip("nixl")

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.types import Factors
 from workers.kv import shared as messages
 from workers.kv.shared import KvGeometry, PoolGeometry, Section

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from zmq import LINGER, NOBLOCK, PAIR, POLLIN, RCVHWM, SNDHWM, Again, Context, Poller
 
-from ampd.page_keys import KEY_BYTES
+from ampd.keys import KEY_BYTES
 from ampd.types import Factors
 from workers.kv.shared import (
     Allow,
