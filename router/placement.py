@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -25,6 +26,7 @@ from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     FatalRequestError,
+    ResentRequestError,
     RouteOutcome,
     RouteWrite,
     SessionLimits,
@@ -47,6 +49,8 @@ from router.worker_lookups import WorkerLookups
 log = logging.getLogger(__name__)
 
 _CONFLICTS = 16
+_COUNTED_S = 0.3
+"""In which a coordinator has counted the death of a worker."""
 _STORE_RETRY_S = 10.0
 """Rounds call a lost store again after this time even if no heartbeat has been answered."""
 
@@ -104,6 +108,7 @@ class Placer:
         self._foreign = ForeignWorkers(view.knows)
         self._store_retry_s = float("-inf")
         self._is_alone = False
+        self._name = uuid4().hex
 
     def suspect(self, worker_id: str) -> None:
         """A call to this worker failed: leave it out until it publishes again."""
@@ -314,9 +319,11 @@ class Placer:
             unplaced.tenant,
             ends_session=unplaced.ends_session,
             prompt_digest=unplaced.prompt_digest,
+            request_id=unplaced.request_id,
+            asker=self._name if unplaced.request_id else "",
         )
         try:
-            outcome = await self._store.route(write, self._limits)
+            outcome = await self._route(write)
         except TooManySessionsError as error:
             raise RoundOverloadedError(f"{error}; end sessions, or try again later", _SESSION_RETRY_S) from None
         except FatalRequestError as error:
@@ -332,6 +339,14 @@ class Placer:
             self._is_alone = False
             log.warning("shared state answers again: bindings are shared with the other coordinators")
         return outcome
+
+    async def _route(self, write: RouteWrite) -> RouteOutcome:
+        """Write; after a while if the request was at another coordinator, which counts the death of its worker."""
+        try:
+            return await self._store.route(write, self._limits)
+        except ResentRequestError:
+            await asyncio.sleep(_COUNTED_S)
+            return await self._store.route(write, self._limits)
 
     async def _write_behind(self, unplaced: UnplacedRound, known: Binding, plan: Plan) -> None:
         """Write what does not wait for its write."""

@@ -12,5 +12,5 @@ async def _start(_server: frames.FrameServer, _runtime: Any, _namespace: str) ->
 
 
 if __name__ == "__main__":
-    frames.FrameServer.start = _start  # type: ignore[assignment, method-assign]
+    frames.FrameServer.start = _start
     exit_now(main())

@@ -47,7 +47,12 @@ async def test_both_ways_give_the_same(tmp_path: Path, redis_server: EmbeddedRed
             ways[module] = await served(graph, module)
     direct, piped = ways.values()
     assert (direct[1].pop("ampd_rounds_handed_on"), piped[1].pop("ampd_rounds_handed_on")) == (1, 0)
-    assert direct == piped
+    for straight, passed in zip(direct[0], piped[0], strict=True):
+        assert straight[:3] == passed[:3]
+        assert list(straight[3:]) == list(passed[3:]), set(map(str, straight[-1].items())) ^ set(
+            map(str, passed[-1].items())
+        )
+    assert direct[1] == piped[1]
     answers, metrics = direct
     assert [answer[0] for answer in answers] == [200] * 8 + [400] * 2
     usages = [answer[2] for answer in answers[:8]]
