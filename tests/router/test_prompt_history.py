@@ -61,7 +61,7 @@ async def test_each_page_of_a_prompt_is_hashed_once_per_round(monkeypatch: pytes
         monkeypatch.setattr(ampd.keys, "sha256", counted)
         await replica.round()
         assert replica.workers.asked("kv match") == ["d1"], "once per placement"
-        assert hashed.total() == len(hashed) == len(PROMPT) // 16
+        assert hashed.total() == len(+hashed) == len(PROMPT) // 16
 
 
 def prefix(tokens: int, token_ids: list[int] = PROMPT, tenant: str = "") -> dict[str, int]:
