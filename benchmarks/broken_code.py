@@ -61,9 +61,9 @@ class Break:
 BREAKS = (
     Break(
         "placement: at least one token of a prompt is computed",
-        "ampd/serving/placement.py",
-        "hist_tokens = min(held_tokens, prompt_tokens - 1)",
-        "hist_tokens = min(held_tokens, prompt_tokens)",
+        "ampd/types.py",
+        "return min(held_tokens, prompt_tokens - 1)",
+        "return min(held_tokens, prompt_tokens)",
         ("tests/ampd/serving/test_placement.py",),
     ),
     Break(
