@@ -89,10 +89,6 @@ class Layer:
     reduces: int = 2
     divisors: tuple[int, ...] = ()
 
-    def parameters(self, experts: int) -> int:
-        """With this number of experts, if the layer has any."""
-        return sum(weights.parameters for weights in self._with(experts))
-
     def bytes(self, experts: float) -> float:
         """With this number of experts, if the layer has any."""
         each = sum(weights.bytes for weights in self.experts.each) if self.experts else 0.0
@@ -108,6 +104,10 @@ class Layer:
     def active(self) -> Iterator[Weights]:
         """The matrices that one token uses."""
         return self._with(self.experts.active if self.experts else 0)
+
+    def every(self) -> Iterator[Weights]:
+        """All matrices."""
+        return self._with(self.experts.number if self.experts else 0)
 
     def _with(self, experts: int) -> Iterator[Weights]:
         yield from self.weights
@@ -155,20 +155,19 @@ class ModelShape:
     def parameters(self) -> int:
         """All parameters except norms and biases."""
         embeddings = self.output_parameters * (1 if self.is_tied else 2)
-        return embeddings + sum(count * layer.parameters(_experts_of(layer)) for layer, count in self.layers)
+        return embeddings + sum(count * weights.parameters for weights, count in self._matrices())
 
     @property
     def weight_bytes(self) -> float:
         embeddings = self.output_bytes * (1 if self.is_tied else 2)
-        return embeddings + sum(count * layer.bytes(_experts_of(layer)) for layer, count in self.layers)
+        return embeddings + sum(count * weights.bytes for weights, count in self._matrices())
 
     @property
     def formats(self) -> str:
         """How the weights of the layers are stored, most of them first."""
         sizes: Counter[str] = Counter()
-        for layer, count in self.layers:
-            for weights in layer._with(_experts_of(layer)):
-                sizes[weights.format.name] += count * weights.parameters
+        for weights, count in self._matrices():
+            sizes[weights.format.name] += count * weights.parameters
         return " + ".join(name for name, _ in sizes.most_common())
 
     @property
@@ -188,6 +187,9 @@ class ModelShape:
     def reduces(self) -> int:
         """Sums over the GPUs of a replica in each pass."""
         return sum(count * layer.reduces for layer, count in self.layers)
+
+    def _matrices(self) -> Iterator[tuple[Weights, int]]:
+        return ((weights, count) for layer, count in self.layers for weights in layer.every())
 
     def attention(self) -> Iterator[tuple[Attention, int]]:
         """Each attention, with the number of layers that have it."""
@@ -215,10 +217,6 @@ class ModelShape:
         return all(heads % tp == 0 for layer, _ in self.layers for heads in layer.divisors) and all(
             heads % tp == 0 or tp % heads == 0 for heads in kv_heads
         )
-
-
-def _experts_of(layer: Layer) -> int:
-    return layer.experts.number if layer.experts else 0
 
 
 # -- the layers of a model from its Hugging Face `config.json`

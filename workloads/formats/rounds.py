@@ -433,4 +433,4 @@ def _shared_tokens(previous: Call, call: Call) -> int | None:
         diverges or call.prompt_tokens <= previous.prompt_tokens + previous.output_tokens
     ):
         return call.shared_tokens
-    return max(call.cached_tokens, call.shared_tokens or 0) if diverges else call.cached_tokens
+    return max(call.cached_tokens, call.shared_tokens or 0)

@@ -98,9 +98,8 @@ def test_layers_without_experts_have_a_plain_mlp(tmp_path: Path, change: dict[st
     shape = model_shape(str(write_config(tmp_path, {"moe_intermediate_size": 1000} | change)))
     counts = {layer.experts is None: count for layer, count in shape.layers}
     assert counts == {True: dense, False: 32 - dense}
-    assert next(layer for layer, _ in shape.layers if layer.experts is None).parameters(0) == (
-        4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336
-    )
+    plain = next(layer for layer, _ in shape.layers if layer.experts is None)
+    assert sum(each.parameters for each in plain.every()) == 4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336
 
 
 @pytest.mark.parametrize(
