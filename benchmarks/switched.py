@@ -18,7 +18,6 @@ from typing import Any, ClassVar, cast
 
 from pydantic import Field
 
-from ampd.errors import UserError
 from ampd.policies.base import (
     BindingPolicy,
     BindingSituation,
@@ -30,11 +29,10 @@ from ampd.policies.base import (
     RoleChange,
     RoutingPolicy,
     RoutingSituation,
-    Slice,
     SlicingPolicy,
     SlicingSituation,
 )
-from ampd.policies.registry import KINDS, MODULES_VARIABLE, SLICING, Kind, Policy, create_named
+from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
 from ampd.recent_load import rounds_since
 from ampd.types import Role, RouteDecision, Slo, WorkerView
 from planner.look_ahead.pools import LookAheadPools
@@ -49,7 +47,6 @@ def switch(
     slo: Slo,
     *,
     hand_over_pass: bool = True,
-    shares_passes: bool = False,
 ) -> None:
     """Name the policies that hold from now on.
 
@@ -57,14 +54,7 @@ def switch(
         prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
         hand_over_pass: whether the graph's engines take one, as in `OtherPolicies`.
-        shares_passes: whether the graph's engines share passes.
-
-    Raises:
-        UserError: the slicing shares passes, which the engines cannot begin to do while they run.
     """
-    slicing = policies.get("slicing")
-    if slicing and not shares_passes and SLICING.create_named(slicing).shares_passes:
-        raise UserError(f"slicing {slicing}: running engines cannot begin to share passes; use `ampd serve --slicing`")
     draft = file.with_suffix(".draft")
     content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s], "since_s": time.monotonic()}
     content["hand_over_pass"] = hand_over_pass
@@ -78,10 +68,9 @@ def switched_environment() -> dict[str, str]:
     return os.environ | {MODULES_VARIABLE: "benchmarks.switched_registered", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def switched_flags(file: Path, *, shares_passes: bool = False) -> list[str]:
-    """Flags of `ampd serve` for a graph whose policies are all switched. Its engines share passes, or not, for good."""
-    shares = {kind: ",shares=true" if shares_passes and kind == "slicing" else "" for kind in KINDS}
-    return [word for kind in KINDS for word in (f"--{kind}", f"switched(file={file}{shares[kind]})")]
+def switched_flags(file: Path) -> list[str]:
+    """Flags of `ampd serve` for a graph whose policies are all switched."""
+    return [word for kind in KINDS for word in (f"--{kind}", f"switched(file={file})")]
 
 
 class _Switched(Policy):
@@ -128,18 +117,8 @@ class SwitchedOrdering(_Switched):
 class SwitchedSlicing(_Switched):
     """The slicing that the file names."""
 
-    shares: bool = Field(False, description="The engine shares passes, whatever slicing the file names.")
-
-    @property
-    def shares_passes(self) -> bool:
-        return self.shares
-
-    def turn(self, situation: SlicingSituation) -> int:
-        """Its turn."""
-        return cast(SlicingPolicy, self._now("slicing")).turn(situation)
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        """Its slice."""
+    def slice(self, situation: SlicingSituation) -> int:
+        """Its size of the next pass."""
         return cast(SlicingPolicy, self._now("slicing")).slice(situation)
 
 

@@ -63,14 +63,12 @@ class PrefillMeasured:
         cached_tokens: prompt tokens that it did not compute.
         hit_tokens: where their KV was when it began: `device`, `store`, `peer`; `recomputed`: tokens of the history
             whose KV was in none of them, those included that had been evicted before.
-        slices: parts in which it ran, with the work of others between them.
     """
 
     queued_s: float = 0.0
     prefill_s: float = 0.0
     cached_tokens: int = 0
     hit_tokens: dict[str, int] = field(default_factory=dict)
-    slices: int = 1
 
 
 @dataclass(slots=True)
@@ -140,7 +138,6 @@ class DecisionRecord:
             report["prefill_s"],
             report["cached_tokens"],
             report.get("hit_tokens", {}),
-            report.get("slices", 1),
         )
         self.history_read.add(report)
         self.kv_reload_s += report.get("reload_s", 0.0)

@@ -25,7 +25,7 @@ from ampd.perf.model_shape import ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, fitting_degrees, model_shape
 from ampd.perf.profile import ParallelismCurves, PerformanceProfile, Provenance
-from ampd.perf.roofline import HOST_LINK_SHARE, Efficiency, gpu, kv_capacity_tokens, transfer_curve
+from ampd.perf.roofline import CALCULATED_PASSES, HOST_LINK_SHARE, Efficiency, gpu, kv_capacity_tokens, transfer_curve
 from ampd.types import Parallelism
 
 SYSTEMS = {"h100": "h100_sxm", "h200": "h200_sxm", "a100": "a100_sxm", "l40s": "l40s", "b200": "b200_sxm"}
@@ -71,7 +71,9 @@ def aiconfigurator_model(model: str, gpu_name: str, degrees: Sequence[int] = DEG
                 handle = _compiled(handle_type, folder, system, tp, shape)
                 capacity_tokens = kv_capacity_tokens(shape, card, tp)
                 curves = _curves(handle, tp, capacity_tokens)
-                workers.append(curves.model_copy(update={"kv_shards": shape.kv_shards(tp)}))
+                workers.append(
+                    curves.model_copy(update={"kv_shards": shape.kv_shards(tp), "mixed_passes": CALCULATED_PASSES})
+                )
                 held.append((tp, _prefills(handle, _HELD_PREFILLS), _decodes(handle, _HELD_DECODES, capacity_tokens)))
     name = f"{shape.name} on {card.name} (AIConfigurator)"
     profile = PerformanceProfile(

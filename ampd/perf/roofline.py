@@ -18,6 +18,7 @@ from ampd.errors import UserError
 from ampd.perf.model_shape import ModelShape
 from ampd.perf.profile import (
     DecodeCurve,
+    MixedPassCosts,
     ParallelismCurves,
     PerformanceProfile,
     Piece,
@@ -26,6 +27,9 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
 )
+
+CALCULATED_PASSES = {"calculated": MixedPassCosts(saved=1.0)}
+"""Mixed passes of an engine that is not measured: all that one reading of the weights saves. No engine believes it."""
 
 # -- presets of GPUs in their usual servers: published peaks, and assumptions about the network
 
@@ -244,6 +248,7 @@ def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
             ),
         ),
         decode=DecodeCurve.of(kv_read_s, decode),
+        mixed_passes=CALCULATED_PASSES,
         kv_capacity_tokens=capacity_tokens,
         kv_shards=replica.shape.kv_shards(replica.tp),
     )

@@ -20,7 +20,7 @@ from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks import markdown_table
-from benchmarks.best_layouts.entries import Engine, Entry, on, settings_named
+from benchmarks.best_layouts.entries import Entry, settings_named
 from benchmarks.best_layouts.search import CRITERIA, Searcher, first_start
 from benchmarks.best_layouts.table import ratio
 from benchmarks.geometric import geometric_mean
@@ -43,7 +43,6 @@ CHANGED = (
     replace(OURS_AHEAD, label="routing always-remote", routing="always-remote"),
     replace(OURS_AHEAD, label="ordering fcfs", ordering="fcfs"),
     replace(OURS_AHEAD, label="slicing whole", slicing="whole"),
-    replace(on(Engine.SHARES, [OURS_AHEAD])[0], label="shared passes"),
 )
 """Ours looking ahead, with one term changed each."""
 

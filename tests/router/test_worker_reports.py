@@ -28,7 +28,7 @@ def test_a_report_is_taken_without_unknown_keys() -> None:
         {"queued_s": "soon"},
         {"hit_tokens": {"device": -3}},
         {"decode_batch": 1},
-        {"slices": True},
+        {"cached_tokens": True},
     ],
 )
 def test_a_malformed_report_is_refused(wrong: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ def worker_parts(
     *,
     store: MemoryStore | None = None,
     ordering: str = "fcfs",
-    slicing: Any = None,
     ordering_policy: Any = None,
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
@@ -28,7 +27,6 @@ def worker_parts(
     """Parts with the given settings.
 
     Args:
-        slicing: a policy object; default: `whole`.
         ordering_policy: a policy object instead of the named ordering.
     """
     usual: dict[str, Any] = {"role": "decode", "engine": "modelled", "model": Path("m"), "ordering": ordering}
@@ -39,6 +37,5 @@ def worker_parts(
         store or MemoryStore(),
         model,
         ordering_policy or create("ordering", ordering),
-        slicing or create("slicing", "whole"),
         clock,
     )

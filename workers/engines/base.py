@@ -34,19 +34,9 @@ class EngineInfo:
     tokenizer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PassShare:
-    """What an engine that shares passes knows of a request, for the sizes of its passes (`ampd.serving.pass_sizes`).
-
-    Attributes:
-        task: what is left of its prefill, with its targets.
-        first_s: when its first token came elsewhere, on the clock of the task; None: its first token comes here.
-        on_last_pass: called when the engine begins the last pass of its prefill beside a step of its batch.
-    """
-
-    task: PrefillTask
-    first_s: float | None = None
-    on_last_pass: Callable[[], None] | None = None
+OnPass = Callable[[int, bool], None]
+"""Called with the tokens of a prefill that are left when a pass over it begins, and whether it is its last pass, beside
+a step of the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +53,9 @@ class EngineRequest:
         tenant: see `ampd.tenant`; the engine uses no KV of others.
         ttft_slo_s: the round's TTFT target, which tells how much of an idle session's KV may go; None: unknown.
         is_copy: another worker owns the session, so that its KV here gives way to that of this worker's sessions.
-        share: for an engine that shares passes; None: it decides as it does without a policy.
+        task: what is known of its prefill, with its targets; None: it has no targets.
+        first_s: when its first token came elsewhere, on the clock of the task; None: its first token comes here.
+        on_pass: called when a pass over its prefill begins; None: nobody wants to know.
     """
 
     rid: str
@@ -75,7 +67,9 @@ class EngineRequest:
     tenant: str = ""
     ttft_slo_s: float | None = None
     is_copy: bool = False
-    share: PassShare | None = None
+    task: PrefillTask | None = None
+    first_s: float | None = None
+    on_pass: OnPass | None = None
 
     @property
     def choices(self) -> int:

@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from ampd.background_tasks import BackgroundTasks
 from workers.kv.geometry import KvGeometry, mismatch
 from workers.kv.rank_links import Offers, RankLinks
-from workers.kv.rank_messages import LastPasses, Loaded, Records, ToWorker
+from workers.kv.rank_messages import Loaded, Passes, Records, ToWorker
 from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 from workers.kv.store_memory import StoreMemory
@@ -46,8 +46,7 @@ class EngineStore:
 
     Attributes:
         changed: called when sessions may hold more or less than before.
-        on_last_passes: called with the ids of requests when the last pass of their prefill begins, beside a step of the
-            engine's batch.
+        on_passes: called with the parts of a pass over prefills when it begins, as in `Passes`.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class EngineStore:
     ) -> None:
         self.memory = memory
         self.changed: Callable[[], None] = lambda: None
-        self.on_last_passes: Callable[[Sequence[str]], None] = lambda _rids: None
+        self.on_passes: Callable[[Sequence[tuple[str, int, bool]]], None] = lambda _parts: None
         self._ranks = ranks
         self._surplus = surplus
         self._has_checksums = has_checksums
@@ -290,8 +289,8 @@ class EngineStore:
             for rid in message.rids:
                 if (on_reload := self._known.get(rid)) is not None:
                     on_reload(message.seconds)
-        elif isinstance(message, LastPasses):
-            self.on_last_passes(message.rids)
+        elif isinstance(message, Passes):
+            self.on_passes(message.parts)
         elif self._offers is None:
             self._early.append((rank, message))
         else:

@@ -106,10 +106,14 @@ class Loaded(Struct, tag=True, frozen=True):
     seconds: float
 
 
-class LastPasses(Struct, tag=True, frozen=True):
-    """The engine has begun the last pass of the prefill of these requests, beside a step of its batch."""
+class Passes(Struct, tag=True, frozen=True):
+    """The engine has begun a pass over these prefills.
 
-    rids: list[str]
+    `parts`: of each, its request, the tokens that were left of it, and whether this is its last pass, beside a step of
+    the batch.
+    """
+
+    parts: list[tuple[str, int, bool]]
 
 
 class Done(Struct, tag=True, frozen=True):
@@ -120,7 +124,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Allow | Drop | Settle
-ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Passes | Done
 
 encode = Encoder().encode
 decode_to_rank = Decoder(ToRank).decode

@@ -27,9 +27,9 @@ from workers.kv.rank_messages import (
     Drop,
     Forgotten,
     Hello,
-    LastPasses,
     Loaded,
     Offer,
+    Passes,
     Records,
     Refused,
     Settle,
@@ -265,10 +265,10 @@ class RankLink:
         if self._rank == 0:
             self._send(Loaded(list(rids), seconds))
 
-    def tell_last_passes(self, rids: Sequence[str]) -> None:
-        """The last pass of the prefill of these requests begins. Rank 0 reports it."""
+    def tell_passes(self, parts: Sequence[tuple[str, int, bool]]) -> None:
+        """A pass over prefills begins, as in `Passes`. Rank 0 reports it."""
         if self._rank == 0:
-            self._send(LastPasses(list(rids)))
+            self._send(Passes(list(parts)))
 
     def end_load(self, rid: str) -> None:
         """The request's load has ended, or was taken back."""
