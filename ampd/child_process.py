@@ -1,12 +1,18 @@
-"""Child processes that do not outlive their parent."""
+"""Processes: children that do not outlive their parent, the end after Dynamo, ports for servers that start later."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NoReturn
+
+from ampd.errors import RunError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,3 +37,53 @@ def tied_to_parent(argv: Sequence[str], number: signal.Signals = signal.SIGTERM)
 def end_with_parent(number: signal.Signals) -> None:
     """In a child: ask the kernel for a signal to this process at the end of the thread that forked it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+# -- The end of a process that has run Dynamo
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process after its output is written. Everything else must be released already.
+
+    The interpreter's teardown is left out, because Dynamo's runtime threads may outlive it and crash in it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+# -- Ports for servers that start later, often in another process
+
+HIGHEST_PORT = 32767
+"""Dynamo reads the port of a system server as a signed 16-bit number."""
+_LOWEST_PORT = 20000
+"""The kernel gives away ports from 32768 on."""
+_TRIES = 1000
+
+
+@contextmanager
+def reserved_ports(host: str, count: int, advice: str = "end other programs") -> Iterator[tuple[int, ...]]:
+    """Distinct free ports that Dynamo can open.
+
+    Within the context no program that looks for a free port finds them. A server that shares addresses (SO_REUSEADDR)
+    can listen there, as those of asyncio, Dynamo, Redis and SGLang do.
+
+    Raises:
+        RunError: there are not enough; the line ends with `advice`.
+    """
+    ports: list[int] = []
+    with ExitStack() as stack:
+        for _ in range(_TRIES):
+            if len(ports) == count:
+                break
+            holder = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            try:
+                holder.bind((host, random.randint(_LOWEST_PORT, HIGHEST_PORT)))
+            except OSError:
+                continue
+            # Only now: with it, this would also get a port that is reserved already.
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            ports.append(holder.getsockname()[1])
+        else:
+            raise RunError(f"no {count} free ports from {_LOWEST_PORT} to {HIGHEST_PORT} on {host}; {advice}")
+        yield tuple(ports)

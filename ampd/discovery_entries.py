@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from ampd.supervised_task import InBackground, SupervisedTask
+from ampd.background_tasks import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
 

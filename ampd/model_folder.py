@@ -1,13 +1,14 @@
-"""The model folder that every process reads: whether it is one, and a digest of its contents."""
+"""The model folder that every process reads: whether it is one, digests of its contents, and its tokenizer."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from ampd.errors import UserError
 
@@ -117,3 +118,51 @@ def _tensor_blocks(header: bytes, size: int) -> list[int]:
 
 def _read(stream: BinaryIO, start: int, size: int) -> bytes:
     return os.pread(stream.fileno(), size, start)
+
+
+# -- The tokenizer of a model folder as a few characters, by which processes compare what token ids mean
+
+_CHARACTERS = 16
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """A digest of the text of all token ids; "": the folder has no `tokenizer.json`, or one that cannot be read.
+
+    Rules that turn text into tokens do not count, because any tokens of a text are a prompt that a model can read.
+    """
+    try:
+        text = json.loads((folder / "tokenizer.json").read_bytes())
+        tokens = {(str(token), int(token_id)) for token, token_id in _vocabulary(text["model"]["vocab"])}
+        tokens |= {(str(each["content"]), int(each["id"])) for each in text.get("added_tokens") or ()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return ""
+    return sha256(json.dumps(sorted(tokens)).encode()).hexdigest()[:_CHARACTERS]
+
+
+def _vocabulary(vocab: Any) -> list[tuple[Any, Any]]:
+    """Tokens with their ids. Unigram models list tokens with scores, in the order of the ids."""
+    if isinstance(vocab, dict):
+        return list(vocab.items())
+    return [(token, token_id) for token_id, (token, _) in enumerate(vocab)]
+
+
+# -- The errors of the library `tokenizers`, which has no classes for them
+
+_PANIC = "PanicException"
+
+
+@contextmanager
+def as_value_errors() -> Iterator[None]:
+    """Around calls of the library: each of its errors is a ValueError.
+
+    It raises plain Exceptions. For a few malformed files its code in Rust panics. That is a BaseException of a class
+    that cannot be imported.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(str(error)) from None
+    except BaseException as error:
+        if type(error).__name__ != _PANIC:
+            raise
+        raise ValueError(f"tokenizers failed: {error}") from None

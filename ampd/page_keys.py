@@ -25,7 +25,7 @@ def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] =
         token_ids: the context. A last page that is not full has no key.
         page_size: tokens per page.
         known: keys that were computed before, of a prefix of the context or of a context that begins with it.
-        tenant: see `ampd.tenant`; equal tokens of two tenants have no key in common.
+        tenant: see `ampd.session_key`; equal tokens of two tenants have no key in common.
 
     Returns:
         One 32-byte key per page.

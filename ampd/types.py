@@ -1,8 +1,9 @@
-"""The vocabulary of all packages: tasks, worker views and decisions, free of I/O. No code changes one of them."""
+"""The vocabulary of all packages: tasks, published views and decisions, free of I/O. No code changes one of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final, Literal
@@ -87,11 +88,39 @@ ATTAINMENT = 0.9
 """Attainment of the targets: the share of rounds within both that counts as carrying a load. Goodput asks for it."""
 
 
+LEAST_FACTOR, MOST_FACTOR = 0.25, 4.0
+Factor = Annotated[float, Meta(ge=LEAST_FACTOR, le=MOST_FACTOR)]
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """How many times as long as the performance model says a worker takes, by kind, from what it has measured.
+
+    Attributes:
+        prefill, step, mixed: passes that prefill, that are a step of the decode batch, and that are both.
+        read, load: KV from another worker, and from the worker's own store.
+    """
+
+    prefill: Factor = 1.0
+    step: Factor = 1.0
+    mixed: Factor = 1.0
+    read: Factor = 1.0
+    load: Factor = 1.0
+
+
+_NO_FACTORS = Factors()
+
+
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How one worker replica is partitioned over GPUs (theta in the paper)."""
+    """How one worker replica is partitioned over GPUs (theta in the paper), and how fast it is.
+
+    Attributes:
+        factors: on the times of the performance model. Replicas of equal partition are equal, whatever their factors.
+    """
 
     tp: Count = 1
+    factors: Factors = field(default=_NO_FACTORS, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +261,7 @@ class WorkerView:
         shared_prefixes: key -> tokens of the prefixes that this worker holds and two or more sessions have used here
             (`ampd.serving.shared_prefixes`).
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
-        tokenizer: digest of what its token ids mean (`ampd.tokenizer_digest`); "": not known.
+        tokenizer: digest of what its token ids mean (`ampd.model_folder`); "": not known.
     """
 
     worker_id: Text
@@ -288,3 +317,65 @@ class RouteDecision:
     worker_id: str
     reason: str
     estimates: tuple[RouteEstimate, ...] = ()
+
+
+# -- The published state of a coordinator, with the rounds of its last minute
+
+
+@dataclass(frozen=True, slots=True)
+class ServedWindow:
+    """The rounds that ended within a window, with any outcome, as counts that add up over coordinators.
+
+    Attributes:
+        span_s: the part of the window during which a coordinator was running; rates divide by it.
+        counts: by words. Of rounds that were placed at least once: `outcome OUTCOME`, `route ROUTE REASON`,
+            `output_tokens` (of the first choice), `ttft_targets_us`, `itl_targets_us`. Of rounds that were refused
+            because of load: `refused`; that came without a session: `unnamed`. Of sessions: `bound` to a decode worker,
+            `moved` because theirs was lost. Latencies: `ttft_initial`, `ttft_incremental` and `itl` with a bucket, or
+            with `us`, their sum in microseconds. An ITL is the mean of a round.
+    """
+
+    span_s: Seconds = 0.0
+    counts: Mapping[Text, Count] = field(default_factory=dict)
+
+
+def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
+    """The sum of the windows, with the longest span."""
+    span_s, counts = 0.0, Counter[str]()
+    for window in windows:
+        span_s = max(span_s, window.span_s)
+        counts.update(window.counts)
+    return ServedWindow(span_s, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorView:
+    """The state that a coordinator publishes for viewers such as `ampd top`. No policy reads it.
+
+    Other coordinators read only its `context_tokens`, before they register the model anew (`router.other_cards`).
+
+    Attributes:
+        coordinator_id: the Dynamo instance id, in hexadecimal.
+        slo: the targets of rounds without their own.
+        routing, binding, pools: the policies by which it decides.
+        rounds_in_progress: rounds that it serves now.
+        is_leading: it assigns the workers' roles (with static pools no coordinator does).
+        is_state_heard: it is connected to the shared state; otherwise it decides by its last view.
+        state_losses: times that it lost the shared state since it started.
+        considered: the roles that its pools policy considered last, in words; "": none.
+        context_tokens: with which it has registered the model at the frontends; 0: it has not, or without a limit.
+        window: the rounds that ended there in the last minute.
+    """
+
+    coordinator_id: Text
+    slo: Slo
+    routing: Text = ""
+    binding: Text = ""
+    pools: Text = ""
+    rounds_in_progress: Count = 0
+    is_leading: bool = False
+    is_state_heard: bool = True
+    state_losses: Count = 0
+    considered: Text = ""
+    context_tokens: Count = 0
+    window: ServedWindow = field(default_factory=ServedWindow)

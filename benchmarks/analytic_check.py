@@ -1,47 +1,124 @@
-"""The analytic model against AIConfigurator's: the ratio of prefill and decode times, by model and GPU.
+"""The analytic model against AIConfigurator's measured operators, by model and GPU.
 
-    python benchmarks/analytic_check.py [--tp 4]
+    python -m benchmarks.analytic_check --write benchmarks/results/analytic-check.csv
+    python -m benchmarks.analytic_check --page docs/performance-model.md
 
-Needs the extra `aiconfigurator`. A ratio above 1: the analytic model is the slower one.
+The first needs the extra `aiconfigurator` and writes a row for each point. The second puts the table of the rows into
+the page. A ratio above 1: the analytic model is the slower one.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import log
+from pathlib import Path
 
 from ampd.errors import UserError
-from ampd.perf.aiconfigurator import SYSTEMS, aiconfigurator_model
-from ampd.perf.presets import MODELS, analytic_model
+from ampd.perf.fit import measured_engine
+from ampd.perf.presets import MODELS, analytic_model, model_shape
 from ampd.types import Parallelism
 
-_PREFILLS = (512, 4096)
-_BATCHES = (1, 16, 64)
-_CONTEXT_TOKENS = 1000
+RESULTS = Path(__file__).parent / "results" / "analytic-check.csv"
+GPUS = ("h100", "h200", "b200", "l40s")
+SAME_LAYERS = ("llama-3.3-70b", "qwen3-coder-30b-a3b")
+"""Presets that have the layers of another one."""
+_PREFILLS = ((0, 512), (0, 4096), (0, 16_384), (32_768, 1024))
+_STEPS = ((1, 2000), (16, 2000), (64, 2000), (16, 32_000))
+_COLUMNS = ("model", "gpu", "tp", "what", "ours_ms", "theirs_ms", "ratio")
+_MARKS = ("<!-- analytic-check -->\n", "<!-- /analytic-check -->\n")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tp", type=int, default=4)
-    theta = Parallelism(parser.parse_args().tp)
-    cells = [f"prefill {tokens}" for tokens in _PREFILLS] + [f"decode {batch}" for batch in _BATCHES]
-    print("| model | GPU | " + " | ".join(cells) + " |\n" + "| --- " * (len(cells) + 2) + "|")
-    for model in MODELS:
-        for card in sorted(SYSTEMS):
+def rows(models: Sequence[str], gpus: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Every point, at the smallest degree that fits; for a model without data none."""
+    for model in models:
+        for card in gpus:
             try:
-                ours = analytic_model(model, card, (theta.tp,))
-                theirs = aiconfigurator_model(model, card, (theta.tp,))
+                yield from _rows(model, card)
             except UserError as error:
                 print(error, file=sys.stderr)
-                continue
-            ratios = [ours.prefill_s(0, n, theta) / theirs.prefill_s(0, n, theta) for n in _PREFILLS]
-            ratios += [
-                ours.decode_step_s(n, n * _CONTEXT_TOKENS, theta) / theirs.decode_step_s(n, n * _CONTEXT_TOKENS, theta)
-                for n in _BATCHES
-            ]
-            print(f"| {model} | {card} | " + " | ".join(f"{ratio:.2f}" for ratio in ratios) + " |")
-    return 0
+
+
+def _rows(model: str, card: str) -> Iterator[dict[str, str]]:
+    ours = analytic_model(model, card)
+    theta = ours.parallelisms[0]
+    with measured_engine(model, model_shape(model), card, theta.tp) as theirs:
+        points = [
+            (f"prefill {incr} behind {hist}", ours.prefill_s(hist, incr, theta), theirs.prefill_s(hist, incr))
+            for hist, incr in _PREFILLS
+        ]
+        points += [
+            (
+                f"step {batch} x {context}",
+                ours.decode_step_s(batch, batch * context, theta),
+                theirs.decode_step_s(batch, context),
+            )
+            for batch, context in _STEPS
+            if batch * context <= (ours.kv_capacity_tokens(Parallelism(theta.tp)) or 0)
+        ]
+    for what, our_s, their_s in points:
+        values = (model, card, theta.tp, what, f"{our_s * 1e3:.2f}", f"{their_s * 1e3:.2f}", f"{our_s / their_s:.2f}")
+        yield dict(zip(_COLUMNS, map(str, values), strict=True))
+
+
+def table(results: Sequence[dict[str, str]]) -> str:
+    """A line for each model and GPU, the worst first: the ratios of its prefills and of its steps."""
+    groups: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: {"prefill": [], "step": []})
+    for row in results:
+        groups[row["model"], row["gpu"], row["tp"]][row["what"].partition(" ")[0]].append(float(row["ratio"]))
+    ordered = sorted(
+        groups.items(), key=lambda group: (-_distance([*group[1]["prefill"], *group[1]["step"]]), group[0])
+    )
+    lines = ["| model | GPU | TP | prefills | steps |", "| --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| {model} | {card} | {tp} | {_span(ratios['prefill'])} | {_span(ratios['step'])} |"
+        for (model, card, tp), ratios in ordered
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _distance(ratios: Sequence[float]) -> float:
+    return max(abs(log(ratio)) for ratio in ratios)
+
+
+def _span(ratios: Sequence[float]) -> str:
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-"
+
+
+def with_table(page: str, results: Sequence[dict[str, str]]) -> str:
+    """The page with the table between its marks."""
+    before, _, rest = page.partition(_MARKS[0])
+    _, _, after = rest.partition(_MARKS[1])
+    return f"{before}{_MARKS[0]}\n{table(results)}\n{_MARKS[1]}{after}"
+
+
+def read_rows(path: Path = RESULTS) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=sorted(MODELS.keys() - set(SAME_LAYERS)))
+    parser.add_argument("--gpus", nargs="+", default=list(GPUS))
+    parser.add_argument("--write", type=Path, help="measure, and write the rows")
+    parser.add_argument("--page", type=Path, help="put the table of the kept rows into this page")
+    arguments = parser.parse_args()
+    if arguments.page:
+        text = arguments.page.read_text("utf-8")
+        arguments.page.write_text(with_table(text, read_rows()), "utf-8")
+        return
+    found = list(rows(arguments.models, arguments.gpus))
+    if arguments.write:
+        with arguments.write.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found)
+    print(table(found))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

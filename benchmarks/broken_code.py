@@ -222,7 +222,7 @@ BREAKS = (
     ),
     Break(
         "KV store: heads that several ranks hold are written once",
-        "workers/kv/geometry.py",
+        "workers/kv/shared.py",
         "return Share(rank // group, 1, rank % group == 0)",
         "return Share(rank // group, 1, True)",
         ("tests/workers/kv/test_geometry.py",),

@@ -35,11 +35,11 @@ from typing import Any
 import uvloop
 from dynamo.runtime import Context
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
@@ -213,7 +213,8 @@ async def _start_worker(
         lease_s=LEASE_S,
     )
     ordering, slicing = create_named("ordering", defaults.ORDERING), create_named("slicing", defaults.SLICING)
-    parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
+    times = CorrectedModel(model, Parallelism())
+    parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, times, ordering, slicing)
     engine.kv.connect(workers, parts.held)
     await parts.publisher.start()
     stack.push_async_callback(parts.publisher.retire)

@@ -38,12 +38,12 @@ from typing import Any
 
 import psutil
 
-from ampd.cli.serve.checks import claim_port
+from ampd.child_process import exit_now
 from ampd.cli.serve.command import Expected, wait_until_ready
 from ampd.cli.serve.graph import Frontend, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
+from ampd.cli.serve.settings import claim_port
 from ampd.errors import guarded
-from ampd.process_exit import exit_now
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path

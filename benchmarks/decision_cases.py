@@ -12,7 +12,8 @@ from ampd.policies.base import RoutingSituation
 from ampd.policies.estimates import Queue
 from ampd.policies.registry import BINDING, ROUTING
 from ampd.serving.placement import Moving, PlacementPolicies, PlanSituation
-from ampd.state.store import StateStore, TaskDone, TaskQueued, WorkerUpdated
+from ampd.state.redis_store import StateStore
+from ampd.state.store import TaskDone, TaskQueued, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import Parallelism, PrefillTask, Role, Slo, Window, WorkerView
 from workers.worker_view import listed

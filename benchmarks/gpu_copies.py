@@ -24,13 +24,10 @@ from typing import Any
 
 import torch
 
-from ampd.perf.model_shape import ModelShape
-from ampd.perf.presets import model_shape
-from benchmarks.this_gpu import preset
-from workers.kv.geometry import KvGeometry, head_share
+from benchmarks.this_gpu import DenseModel, preset
 from workers.kv.ranks.copies import RankCopies, pin
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import KvGeometry, StoreMemory, head_share
 
 REPEATS = 5
 LINK_BYTES = 1 << 30
@@ -95,23 +92,23 @@ def link_rates() -> Iterator[dict[str, Any]]:
                 del pairs
 
 
-def rank_copies(shape: ModelShape, tp: int, page: int, pages: int, store: Any) -> tuple[RankCopies, int]:
+def rank_copies(dense: DenseModel, tp: int, page: int, pages: int, store: Any) -> tuple[RankCopies, int]:
     """The copies of rank 0 with pools of so many pages, and the bytes of a record."""
-    share = head_share(shape.kv_heads, tp, 0)
+    share = head_share(dense.kv_heads, tp, 0)
     pool = torch.zeros(
-        (shape.layers, 2, (pages + 1) * page, share.count, shape.head_dim), dtype=torch.bfloat16, device="cuda"
+        (dense.layers, 2, (pages + 1) * page, share.count, dense.head_dim), dtype=torch.bfloat16, device="cuda"
     )
-    buffers = attention_buffers(pool[:, 0], pool[:, 1], page, range(shape.layers))
-    geometry = KvGeometry("f", page, (pool_geometry("kv", buffers, {"kv": shape.kv_heads}),))
-    copies = RankCopies(geometry, {"kv": buffers}, store, tp=tp, rank=0, layers=shape.layers)
+    buffers = attention_buffers(pool[:, 0], pool[:, 1], page, range(dense.layers))
+    geometry = KvGeometry("f", page, (pool_geometry("kv", buffers, {"kv": dense.kv_heads}),))
+    copies = RankCopies(geometry, {"kv": buffers}, store, tp=tp, rank=0, layers=dense.layers)
     return copies, geometry.pools[0].record_bytes
 
 
-def kv_rates(shape: ModelShape, tp: int, page: int, tokens: int, *, pinned: bool = True) -> Iterator[dict[str, Any]]:
+def kv_rates(dense: DenseModel, tp: int, page: int, tokens: int, *, pinned: bool = True) -> Iterator[dict[str, Any]]:
     """One rank's load and write of `tokens` in neighbouring records, and of records in any order."""
     pages = tokens // page
-    with store_of(shape.kv_bytes_per_token * tokens, pinned=pinned) as store:
-        copies, record_bytes = rank_copies(shape, tp, page, pages, store)
+    with store_of(round(dense.shape.kv_bytes_per_token) * tokens, pinned=pinned) as store:
+        copies, record_bytes = rank_copies(dense, tp, page, pages, store)
         slots, offsets = list(range(pages)), [number * record_bytes for number in range(pages)]
         stream = torch.cuda.Stream()
         first_s: list[float] = []
@@ -129,14 +126,14 @@ def kv_rates(shape: ModelShape, tp: int, page: int, tokens: int, *, pinned: bool
                 copies.write("kv", slots, offsets)
             stream.synchronize()
 
-        moved_bytes = tokens * shape.kv_bytes_per_token / shape.kv_shards(tp)
+        moved_bytes = tokens * dense.shape.kv_bytes_per_token / dense.shape.kv_shards(tp)
         model_s = moved_bytes / preset().host_bytes_per_s / 0.8
         for name, run in (("load", load), ("write", write)):
             seconds = median_s(run)
             row = {
                 "what": name,
                 "pinned": pinned,
-                "model": shape.name,
+                "model": dense.shape.name,
                 "tp": tp,
                 "page_tokens": page,
                 "tokens": tokens,
@@ -147,7 +144,7 @@ def kv_rates(shape: ModelShape, tp: int, page: int, tokens: int, *, pinned: bool
                 row |= {"model_ms": model_s * 1e3, "first_layer_ms": statistics.median(first_s[1:]) * 1e3}
             yield row
         if pinned:
-            yield {"what": "beside", "model": shape.name, "tp": tp, "page_tokens": page, **beside(load, write)}
+            yield {"what": "beside", "model": dense.shape.name, "tp": tp, "page_tokens": page, **beside(load, write)}
 
 
 def beside(load: Callable[[], None], write: Callable[[], None]) -> dict[str, float]:
@@ -185,11 +182,11 @@ def beside(load: Callable[[], None], write: Callable[[], None]) -> dict[str, flo
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield from link_rates()
     for name in arguments.models:
-        shape = model_shape(name)
+        dense = DenseModel.of(name)
         for tp in arguments.tp:
             for page in arguments.pages:
-                yield from kv_rates(shape, tp, page, arguments.tokens)
-    yield from kv_rates(model_shape(arguments.models[0]), 1, arguments.pages[0], arguments.tokens, pinned=False)
+                yield from kv_rates(dense, tp, page, arguments.tokens)
+    yield from kv_rates(DenseModel.of(arguments.models[0]), 1, arguments.pages[0], arguments.tokens, pinned=False)
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ampd.perf.model_shape import ModelShape
+from benchmarks.this_gpu import DenseModel
 
 BF16 = torch.bfloat16
 DEVICE = "cuda"
@@ -116,10 +116,10 @@ class Rank:
         most_tokens: of the longest context.
     """
 
-    def __init__(self, shape: ModelShape, tp: int, kv_tokens: int, most_tokens: int) -> None:
-        self.shape, self.heads = shape, shape.heads // tp
-        self.kv_heads, self.inner = max(1, shape.kv_heads // tp), shape.intermediate // tp
-        hidden, dim = shape.hidden, shape.head_dim
+    def __init__(self, dense: DenseModel, tp: int, kv_tokens: int, most_tokens: int) -> None:
+        self.dense, self.heads = dense, dense.heads // tp
+        self.kv_heads, self.inner = max(1, dense.kv_heads // tp), dense.intermediate // tp
+        hidden, dim = dense.shape.hidden, dense.head_dim
         self.vectors = self.heads + 2 * self.kv_heads
         self.layers = [
             tuple(
@@ -131,13 +131,13 @@ class Rank:
                     (hidden, self.inner),
                 )
             )
-            for _ in range(shape.layers)
+            for _ in range(dense.layers)
         ]
-        self.embedding = matrix(shape.vocabulary, hidden)
-        self.output = matrix(shape.vocabulary // tp, hidden)
+        self.embedding = matrix(dense.shape.vocabulary, hidden)
+        self.output = matrix(dense.shape.vocabulary // tp, hidden)
         self.norm = torch.ones(hidden, dtype=BF16, device=DEVICE)
         self.table = torch.rand(most_tokens + 1, dim, device=DEVICE)
-        self.kv = torch.zeros(shape.layers, 2, kv_tokens * self.kv_heads * dim, dtype=BF16, device=DEVICE)
+        self.kv = torch.zeros(dense.layers, 2, kv_tokens * self.kv_heads * dim, dtype=BF16, device=DEVICE)
         self.kv.normal_()
 
     def forward(self, tokens: Any, parts: Sequence[Part]) -> Any:
@@ -162,13 +162,13 @@ class Rank:
 
     def inputs(self, batch: int, new: int, context: int) -> tuple[Any, Any, Any]:
         """Random q, k and v of one layer, as `Attention` takes them."""
-        dim = self.shape.head_dim
+        dim = self.dense.head_dim
         sizes = ((new, self.heads), (context, self.kv_heads), (context, self.kv_heads))
         q, k, v = (torch.randn(batch, length, heads, dim, dtype=BF16, device=DEVICE) for length, heads in sizes)
         return q, k, v
 
     def _add_norm(self, x: Any, residual: Any, out: Any, *, first: bool = False) -> None:
-        width = self.shape.hidden
+        width = self.dense.shape.hidden
         _add_norm[(x.shape[0],)](x, residual, self.norm, out, width, not first, triton.next_power_of_2(width))
 
     def _attend(self, layer: int, qkv: Any, parts: Sequence[Part]) -> Any:
@@ -177,7 +177,7 @@ class Rank:
         return attended[0] if len(attended) == 1 else torch.cat(attended)
 
     def _attend_part(self, layer: int, qkv: Any, part: Part) -> Any:
-        dim, history, context = self.shape.head_dim, part.history, part.history + part.new
+        dim, history, context = self.dense.head_dim, part.history, part.history + part.new
         grid = (qkv.shape[0], self.heads + self.kv_heads)
         _rotate[grid](qkv, self.table, history, qkv.shape[1], dim // 2, int(part.sequences == 1))
         split = qkv.view(part.sequences, part.new, self.vectors, dim)

@@ -25,12 +25,13 @@ from typing import Any
 
 import torch
 
-from ampd.perf.model_shape import ModelShape
+from ampd.perf.gpus import Gpu
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.roofline import Efficiency, Gpu, analytic_profile, kv_capacity_tokens
+from ampd.perf.roofline import Efficiency, analytic_profile, kv_capacity_tokens
 from ampd.types import Parallelism
 from benchmarks.gpu_forward_pass import ATTENTIONS, DEVICE, Part, Rank
 from benchmarks.gpu_model_check import as_graph, fastest, median_s, print_rows
+from benchmarks.this_gpu import DenseModel
 
 INCREMENTS = (128, 256, 512, 1024, 2048)
 HISTORIES = (0, 8192)
@@ -40,13 +41,13 @@ EAGER_REPEATS = 11
 """Their times vary with the machine's processor."""
 
 
-def rows(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator[dict[str, Any]]:
+def rows(dense: DenseModel, tp: int, card: Gpu, deadline_s: float) -> Iterator[dict[str, Any]]:
     """Every pair of a prefill and a batch that fits beside the weights, until the deadline."""
     theta = Parallelism(tp)
     efficiency = replace(Efficiency(), all_reduce_s=0.0, link_share=1e9)
-    model = PiecewiseModel(analytic_profile(shape, card, (tp,), datetime.date.today(), efficiency))
-    room = min(kv_capacity_tokens(shape, card, tp), 300_000)
-    rank = Rank(shape, tp, room, max(HISTORIES) + max(INCREMENTS))
+    model = PiecewiseModel(analytic_profile(dense.shape, card, (tp,), datetime.date.today(), efficiency))
+    room = min(kv_capacity_tokens(dense.shape, card, tp), 300_000)
+    rank = Rank(dense, tp, room, max(HISTORIES) + max(INCREMENTS))
     for (batch, context), history, new in product(BATCHES, HISTORIES, INCREMENTS):
         if batch * context + history + new > room or time.perf_counter() > deadline_s:
             continue
@@ -57,7 +58,7 @@ def rows(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator[d
         measured = times_s(rank, prefill, step)
         apart_s = measured["prefill"] + measured["step"]
         yield {
-            "model": shape.name,
+            "model": dense.shape.name,
             "tp": tp,
             "new": new,
             "history": history,
@@ -84,7 +85,7 @@ def times_s(rank: Rank, prefill: Part, step: Part) -> dict[str, float]:
 
 
 def random_tokens(rank: Rank, parts: Sequence[Part]) -> Any:
-    return torch.randint(0, rank.shape.vocabulary, (sum(part.tokens for part in parts),), device=DEVICE)
+    return torch.randint(0, rank.dense.shape.vocabulary, (sum(part.tokens for part in parts),), device=DEVICE)
 
 
 def equal_share(rank: Rank, prefill: Part, step: Part) -> float:

@@ -27,13 +27,12 @@ from typing import Any
 
 import torch
 
-from ampd.perf.model_shape import ModelShape
+from ampd.perf.gpus import Gpu
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.presets import model_shape
-from ampd.perf.roofline import Efficiency, Gpu, analytic_profile, kv_capacity_tokens
+from ampd.perf.roofline import Efficiency, analytic_profile, kv_capacity_tokens
 from ampd.types import Parallelism
 from benchmarks.gpu_forward_pass import ATTENTIONS, BF16, DEVICE, Part, Rank
-from benchmarks.this_gpu import preset
+from benchmarks.this_gpu import DenseModel, preset
 
 INCREMENTS = (256, 1024, 4096, 8192)
 HISTORIES = (0, 8192, 32768)
@@ -81,26 +80,26 @@ def as_graph(run: Callable[[], Any]) -> Callable[[], Any]:
     return replay
 
 
-def points(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator[dict[str, Any]]:
+def points(dense: DenseModel, tp: int, card: Gpu, deadline_s: float) -> Iterator[dict[str, Any]]:
     """Measured and predicted times."""
     efficiency = replace(Efficiency(), all_reduce_s=0.0, link_share=1e9)
-    model = PiecewiseModel(analytic_profile(shape, card, (tp,), datetime.date.today(), efficiency))
+    model = PiecewiseModel(analytic_profile(dense.shape, card, (tp,), datetime.date.today(), efficiency))
     theta = Parallelism(tp)
-    room = min(kv_capacity_tokens(shape, card, tp), 64 * 8192 + 64)
+    room = min(kv_capacity_tokens(dense.shape, card, tp), 64 * 8192 + 64)
     if room < max(INCREMENTS):
-        print(f"{shape.name} at TP {tp} does not fit")
+        print(f"{dense.shape.name} at TP {tp} does not fit")
         return
-    rank = Rank(shape, tp, room, max(HISTORIES) + max(INCREMENTS))
+    rank = Rank(dense, tp, room, max(HISTORIES) + max(INCREMENTS))
 
     cases = [("decode", batch, 1, context - 1) for batch in BATCHES for context in CONTEXTS]
     cases += [("prefill", 1, new, history) for new in INCREMENTS for history in HISTORIES]
     for what, batch, new, history in cases:
         context = history + new
-        if batch * context > room or context > shape.max_context_tokens or time.perf_counter() > deadline_s:
+        if batch * context > room or context > dense.shape.max_context_tokens or time.perf_counter() > deadline_s:
             continue
         best, attention_s = fastest(*rank.inputs(batch, new, context), history)
         parts = [Part(batch, new, history, ATTENTIONS[best])]
-        tokens = torch.randint(0, shape.vocabulary, (batch * new,), device=DEVICE)
+        tokens = torch.randint(0, dense.shape.vocabulary, (batch * new,), device=DEVICE)
         measured_s = median_s(as_graph(lambda: rank.forward(tokens, parts)))  # noqa: B023
         if what == "decode":
             model_s = model.decode_step_s(batch, batch * context, theta)
@@ -108,13 +107,13 @@ def points(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator
             model_s = model.prefill_s(history, new, theta)
         yield {
             "what": what,
-            "model": shape.name,
+            "model": dense.shape.name,
             "tp": tp,
             "batch": batch,
             "new": new,
             "history": history,
             "attention": best,
-            "attention_ms": attention_s * shape.layers * 1e3,
+            "attention_ms": attention_s * dense.layers * 1e3,
             "measured_ms": measured_s * 1e3,
             "model_ms": model_s * 1e3,
             "ratio": (model_s - efficiency.forward_s) / measured_s,
@@ -124,8 +123,8 @@ def points(shape: ModelShape, tp: int, card: Gpu, deadline_s: float) -> Iterator
 
 def shares(rank: Rank, card: Gpu) -> Iterator[dict[str, Any]]:
     """What matrix products and attention reach of the published peaks."""
-    shape = rank.shape
-    name = {"what": "share", "model": shape.name, "heads": rank.heads}
+    dense = rank.dense
+    name = {"what": "share", "model": dense.shape.name, "heads": rank.heads}
     matrix_bytes = sum(part.numel() * 2 for layer in rank.layers for part in layer)
     for tokens in (1, 64, 256, 4096):
         inputs = {width: torch.randn(tokens, width, dtype=BF16, device=DEVICE) for width in widths(rank)}
@@ -142,7 +141,7 @@ def shares(rank: Rank, card: Gpu) -> Iterator[dict[str, Any]]:
             "memory_share": matrix_bytes / seconds / card.memory_bytes_per_s,
         }
     for batch, new, history in ((1, 4096, 0), (1, 8192, 0), (1, 1024, 32768), (1, 4096, 32768)):
-        flops = 4 * rank.heads * shape.head_dim * new * (history + new / 2)
+        flops = 4 * rank.heads * dense.head_dim * new * (history + new / 2)
         best, seconds = fastest(*rank.inputs(batch, new, history + new), history)
         yield name | {
             "part": f"{best} of {new} tokens behind {history}",
@@ -165,7 +164,7 @@ def widths(rank: Rank) -> set[int]:
     return {part.shape[1] for part in rank.layers[0]}
 
 
-Rows = Callable[[ModelShape, int, Gpu, float], Iterator[dict[str, Any]]]
+Rows = Callable[[DenseModel, int, Gpu, float], Iterator[dict[str, Any]]]
 """The rows of a model: from its shape, the degree, the GPU, and the time after which no further point begins."""
 
 
@@ -181,7 +180,7 @@ def print_rows(rows_of: Rows, description: str | None) -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, card, flush=True)
     for name in arguments.models:
         model, _, tp = name.partition(":")
-        for row in rows_of(model_shape(model), int(tp or 1), card, deadline_s):
+        for row in rows_of(DenseModel.of(model), int(tp or 1), card, deadline_s):
             print("  ".join(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()), flush=True)
             if arguments.output:
                 with arguments.output.open("a") as file:

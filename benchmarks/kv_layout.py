@@ -2,7 +2,7 @@
 
     python benchmarks/kv_layout.py [--json] [--pages 40] [--layers 64] [--kv-heads 8] [--head-dim 128] [--repeats 5]
 
-`head-major` is the layout of `workers.kv.geometry`: a head's layers follow each other, whatever the TP of the writer.
+`head-major` is the layout of `workers.kv.shared`: a head's layers follow each other, whatever the TP of the writer.
 `as written` keeps each page as the writing rank has it, [layer][K, V][token][head][dim], and a loading rank takes its
 heads out of it. All ranks run one after the other; the rate counts the bytes of all heads once. Pages of the pool are
 neighbours, or each lies alone. Rates are GB per second of CPU time, best of the repeats, because the wall clock of a
@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from workers.kv.geometry import KvGeometry
 from workers.kv.ranks.copies import RankCopies
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
+from workers.kv.shared import KvGeometry
 
 PAGE = 16
 TPS = (1, 4)

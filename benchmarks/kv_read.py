@@ -38,11 +38,10 @@ from ampd.wire import KvReply, KvRequest
 from tests.workers.kv.store.store_lab import forget_all
 from workers.kv.engine_store import EngineStore
 from workers.kv.exchange import KvExchange
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section
 from workers.kv.nixl_transport import NixlTransport, blocks_at
 from workers.kv.peer_reads import Remote, decode_descriptor
 from workers.kv.ranks.link import Offered, RankLink
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import KvGeometry, PoolGeometry, Section, StoreMemory
 
 PAGE = 16
 BYTES_PER_VALUE = 2

@@ -35,7 +35,7 @@ from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
 from ampd.types import Parallelism, Slo
 from benchmarks.rate_search import RateSearch
-from planner.layout.costs import costs_of
+from planner.layout.fluid import costs_of
 from planner.layout.layout import Layout, PlanCase, replicas_of
 from planner.layout.plan import Wishes, make_plan
 from planner.layout.trial import BUDGET_S, IN_TIME, Horizon, Trial, TrialTask

@@ -119,9 +119,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--ttft", type=float, help="TTFT target in seconds; default: twice an unloaded P90")
     parser.add_argument("--itl", type=float, help="ITL target in seconds; default: twice the unloaded mean")
-    parser.add_argument(
-        "--window", type=float, default=WINDOW_S, help="length of the windows of TTFT and ITL in seconds"
-    )
     parser.add_argument("--calibration", type=int, default=8, help="sessions that calibrate, one after the other")
     parser.add_argument("--records", type=Path, help="append every live run, a line of JSON each")
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -248,7 +245,7 @@ class Bench:
         switch(file, _policies(_CALIBRATING), prefill, self.slo)
         serve = ["--engine", options.engine, "--port", "0", "--perf", self._perf, "--tp", str(options.tp)]
         logs = self._folder / f"logs-{prefill}-{decode}"
-        serve += ["--prefill", str(prefill), "--decode", str(decode), "--window-s", str(options.window)]
+        serve += ["--prefill", str(prefill), "--decode", str(decode)]
         # The simulation refuses no round either.
         serve += ["--log-dir", str(logs), "--max-wait", "0"]
         serve += ["--ttft", str(self.slo.ttft_s), "--itl", str(self.slo.itl_s), *flags]
@@ -260,7 +257,7 @@ class Bench:
                 # First the roles of the start again, and windows as empty as a simulation's.
                 own_prefill = 0 if contestant.is_colocated else prefill
                 switch(file, _policies(_CALIBRATING), own_prefill, self.slo)
-                time.sleep(options.window + 1.0)
+                time.sleep(WINDOW_S + 1.0)
                 _await_roles(logs, own_prefill)
                 with_pass = options.engine == "sglang"
                 switch(file, _policies(contestant), own_prefill, self.slo, hand_over_pass=with_pass)
@@ -303,7 +300,6 @@ class Bench:
         cluster = Cluster(prefill=groups[0], decode=groups[1])
         options = SimulationOptions(
             seed=self._options.seed,
-            window_s=self._options.window,
             # The modelled engine joins a round that was prefilled elsewhere to the next step, SGLang gives it a pass.
             hand_over_pass=self._options.engine == "sglang",
             **self.overheads[layout],

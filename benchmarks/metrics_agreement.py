@@ -33,8 +33,7 @@ from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import Metric
 from ampd.types import Slo
 from tools.demo import running_graph
-from workloads.endpoint import Endpoint
-from workloads.history import SAFE_TOKENS, synthetic_token_ids
+from workloads.endpoint import SAFE_TOKENS, Endpoint, synthetic_token_ids
 from workloads.replay_command import ReplayPlan, replay
 from workloads.results import RoundRecord, summarise
 from workloads.trace import Session, load_trace, retime

@@ -20,8 +20,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import open_store
 from ampd.telemetry.logs import JsonFormatter, RoundLog, TextFormatter
 from ampd.types import Slo
 from router.coordinator_metrics import RoundRecorder

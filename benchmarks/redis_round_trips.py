@@ -22,10 +22,10 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from ampd.cli.serve.checks import claim_port
+from ampd.cli.serve.settings import claim_port
 from ampd.errors import RunError, UserError
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import RedisStore
+from ampd.state.redis_store import StateStore
 from ampd.state.store import RouteWrite, SessionLimits
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from workers.pending_changes import PendingChanges
@@ -40,7 +40,7 @@ PREFILL_S, DECODE_S, TOOL_S = 0.05, 0.2, 0.1
 class Worker:
     """A decode worker's share of a round, as far as it concerns the shared state."""
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: StateStore) -> None:
         self.queue: list[PrefillTask] = []
         self.decoding = 0
         self.changes = PendingChanges()
@@ -71,7 +71,7 @@ def make_task(session: int, number: int) -> PrefillTask:
 
 async def count_trips(url: str, sessions: int, rounds: int) -> dict[str, Any]:
     """Round trips of `sessions` concurrent sessions that run `rounds` rounds together."""
-    coordinator, worker_store = RedisStore(url, NAMESPACE), RedisStore(url, NAMESPACE)
+    coordinator, worker_store = StateStore(url, NAMESPACE), StateStore(url, NAMESPACE)
     worker = Worker(worker_store)
     await worker.publisher.start()
     probe = Redis.from_url(url)
@@ -111,7 +111,7 @@ async def served(probe: Any) -> int:
 
 async def time_route(url: str, calls: int) -> dict[str, Any]:
     """Medians of `route` and PING in turn, in microseconds."""
-    store = RedisStore(url, NAMESPACE)
+    store = StateStore(url, NAMESPACE)
     raw: Any = Redis.from_url(url, protocol=2)
     route_us: list[float] = []
     ping_us: list[float] = []

@@ -40,7 +40,7 @@ from ampd.perf.presets import load_performance_model
 from ampd.session_key import session_key
 from ampd.state import codec
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import RedisStore
+from ampd.state.redis_store import StateStore
 from ampd.state.store import RouteWrite, SessionLimits, StateEvent
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, Window, WorkerView
@@ -120,7 +120,7 @@ class Cost:
 
 async def bind(url: str, sessions: int) -> list[str]:
     """Empty Redis, and bind these sessions to the first worker, whichever worker holds them. Returns their names."""
-    store, probe = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S), Redis.from_url(url)
+    store, probe = StateStore(url, NAMESPACE, timeout_s=_PATIENCE_S), Redis.from_url(url)
     try:
         await probe.flushall()
         names = [session_key("", f"session-{number}") for number in range(sessions)]
@@ -137,7 +137,7 @@ async def bind(url: str, sessions: int) -> list[str]:
 
 async def measure(url: str, workers: int, sessions: list[str], calls: int) -> dict[str, Any]:
     """The figures of one size, with sessions that are bound. It leaves its workers in Redis."""
-    store, probe = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S), Redis.from_url(url)
+    store, probe = StateStore(url, NAMESPACE, timeout_s=_PATIENCE_S), Redis.from_url(url)
     try:
         cost, views = Cost(probe), synthetic_workers(workers, sessions)
         for view in views:
@@ -175,7 +175,7 @@ def _task(session: str, number: int) -> PrefillTask:
 
 async def _watched(url: str, cost: Cost, publish: Callable[[int], Awaitable[None]], calls: int) -> float:
     """CPU time of Redis per publication, in us, with one subscriber that reads all events."""
-    reader = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
+    reader = StateStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
     watcher = reader.watch()
     await watcher.start()
 
@@ -196,7 +196,7 @@ async def _watched(url: str, cost: Cost, publish: Callable[[int], Awaitable[None
 class FollowingCopy(ClusterView):
     """A coordinator's local copy. After each event it lists its workers, as the next decision would."""
 
-    def __init__(self, store: RedisStore) -> None:
+    def __init__(self, store: StateStore) -> None:
         super().__init__(store, lease_s=LEASE_S, model=load_performance_model("qwen3-32b-h20"))
         self._until = (0, asyncio.Event())
         self.unread = threading.Semaphore(_UNREAD)
@@ -217,7 +217,7 @@ class FollowingCopy(ClusterView):
 
 async def applied_us(url: str, decode: list[WorkerView], calls: int) -> float:
     """CPU time of this thread per publication, from reading the event to the new lists of workers."""
-    store = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
+    store = StateStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
     copy = FollowingCopy(store)
     try:
         await copy.start()
@@ -235,7 +235,7 @@ async def applied_us(url: str, decode: list[WorkerView], calls: int) -> float:
 
 
 async def _publish(url: str, views: list[WorkerView], calls: int, unread: threading.Semaphore) -> None:
-    store = RedisStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
+    store = StateStore(url, NAMESPACE, timeout_s=_PATIENCE_S)
     try:
         for number in range(calls):
             if not unread.acquire(timeout=_PATIENCE_S):

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.layout_regret import Instance
 from benchmarks.rate_search import RateSearch
 from benchmarks.sustained import in_time_share
-from planner.layout.costs import costs_of
+from planner.layout.fluid import costs_of
 from planner.layout.layout import Layout, PlanCase
 from planner.layout.trial import IN_TIME, LONG, SHORT, Horizon, TrialTask
 from planner.simulator.simulate import simulate

@@ -29,8 +29,8 @@ from typing import Any
 import httpx
 import yaml
 
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import open_store
 from benchmarks.graph_processes import CONTAINER_OF, MANIFEST, graph_processes, memory_limits
 from benchmarks.overload import performance_model
 from router.settings import CoordinatorSettings

@@ -1,8 +1,11 @@
-"""The case of a simulation or a plan: model, GPU, sessions and targets."""
+"""The case of a simulation or a plan: model, GPU, sessions, targets, modes and policies; the settings of a plan."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -10,14 +13,108 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS
+from ampd.perf.gpus import GPUS
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
-from ampd.perf.roofline import GPUS
-from ampd.policies import registry
+from ampd.policies import defaults, registry
+from ampd.policies.naming import parse_named
+from ampd.policies.ordering.fcfs import Fcfs
+from ampd.policies.pools.static import StaticPools
+from ampd.policies.routing.always_local import AlwaysLocal
+from ampd.policies.routing.always_remote import AlwaysRemote
+from ampd.policies.slicing.whole import WholeSlicing
 from ampd.settings import Settings
-from ampd.types import GIB, Parallelism, Slo
+from ampd.types import ATTAINMENT, GIB, Parallelism, Slo
+from planner.layout.trial import BUDGET_S
 from planner.simulator.cluster import ReplicaGroup, parse_groups
 from workloads.trace import shipped_traces
+
+
+class Mode(StrEnum):
+    """How the replicas are used. All modes but `disaggregated` are whole systems with policies of their own.
+
+    `colocated` takes an ordering and a slicing where they are named. `always-remote` fixes its own.
+    """
+
+    DISAGGREGATED = "disaggregated"
+    ALWAYS_REMOTE = "always-remote"
+    COLOCATED = "colocated"
+
+    @property
+    def named_kinds(self) -> frozenset[str]:
+        """The kinds of policies that the call may name. The mode fixes all others but the binding."""
+        return _NAMED_KINDS[self]
+
+
+_NAMED_KINDS = {
+    Mode.DISAGGREGATED: frozenset({"routing", "ordering", "slicing", "pools"}),
+    Mode.ALWAYS_REMOTE: frozenset[str](),
+    Mode.COLOCATED: frozenset({"ordering", "slicing"}),
+}
+
+_SYSTEMS = {
+    Mode.ALWAYS_REMOTE: (AlwaysRemote.policy_name, Fcfs.policy_name),
+    Mode.COLOCATED: (AlwaysLocal.policy_name, Fcfs.policy_name),
+}
+"""Routing and ordering of the modes that are whole systems. They run prefills whole, in the roles of the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One simulation of a call, with the policies that it runs."""
+
+    mode: Mode
+    routing: str
+    ordering: str
+    rate: float | None
+    slicing: str = defaults.SLICING
+    pools: str = defaults.POOLS
+
+    @classmethod
+    def of(
+        cls, mode: Mode, routing: str, ordering: str | None, slicing: str | None, pools: str, rate: float | None
+    ) -> Combination:
+        """The combination of a mode with the named policies, or with its own where the mode fixes them.
+
+        Args:
+            ordering, slicing: None: not named. The mode then has its own.
+        """
+        if mode is Mode.DISAGGREGATED:
+            return cls(mode, routing, ordering or defaults.ORDERING, rate, slicing or defaults.SLICING, pools)
+        own_routing, own_ordering = _SYSTEMS[mode]
+        ordering = (ordering if "ordering" in mode.named_kinds else None) or own_ordering
+        slicing = (slicing if "slicing" in mode.named_kinds else None) or WholeSlicing.policy_name
+        return cls(mode, own_routing, ordering, rate, slicing, StaticPools.policy_name)
+
+    @property
+    def label(self) -> str:
+        """A name for tables and plots, without the rate."""
+        parts = [self.routing, self.ordering]
+        if self.mode is not Mode.DISAGGREGATED:
+            parts = [str(self.mode), *([] if self.ordering == _SYSTEMS[self.mode][1] else [self.ordering])]
+        return " / ".join([*parts, *(f"{kind} {name}" for kind, name in self.named.items())])
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The slicing and the pools policy, where they are not those that the mode has by itself."""
+        is_split = self.mode is Mode.DISAGGREGATED
+        own = {
+            "slicing": defaults.SLICING if is_split else WholeSlicing.policy_name,
+            "pools": defaults.POOLS if is_split else StaticPools.policy_name,
+        }
+        given = {"slicing": self.slicing, "pools": self.pools}
+        return {kind: name for kind, name in given.items() if name != own[kind]}
+
+
+def papers_note(combinations: Sequence[Combination]) -> str:
+    """A sentence that tells the policy `ampd` from this system; empty if no combination has that policy."""
+    named = {parse_named(text)[0] for each in combinations for text in (each.routing, each.ordering)}
+    if "ampd" not in named:
+        return ""
+    return "The policy `ampd` is Algorithm 1 of the AMPD paper, and not this system with its default policies."
+
+
+# -- The case of a simulation or a plan: model, GPU, sessions and targets
 
 
 class PerfSource(StrEnum):
@@ -73,7 +170,7 @@ class CaseSettings(Settings):
         if self.model is None or self.gpu is None:
             raise UserError("--model and --gpu are missing (or give --perf, a profile of `ampd profile`)")
         if self.perf_source is PerfSource.AICONFIGURATOR:
-            from ampd.perf.aiconfigurator import aiconfigurator_model
+            from ampd.perf.fit import aiconfigurator_model
 
             return aiconfigurator_model(self.model, self.gpu)
         return analytic_model(self.model, self.gpu)
@@ -116,3 +213,46 @@ class CaseSettings(Settings):
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:
     source = model.provenance
     return {"name": model.name, "kind": source.kind, "model": source.model, "gpu": source.gpu}
+
+
+# -- Settings of `ampd plan`
+
+
+class PlanSettings(CaseSettings):
+    """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
+
+    gpus: int = Field(ge=1, le=1_000_000, description="GPUs of the cluster.")
+    rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")
+    use_all: bool = Field(
+        False,
+        description="Find the layout that carries most on all --gpus, not the fewest GPUs for --rate.",
+    )
+    attainment: float = Field(
+        ATTAINMENT, gt=0, le=1, description="Share of rounds within both targets that carries a rate."
+    )
+    budget_s: float = Field(
+        BUDGET_S,
+        ge=0,
+        description="Longest time of the search in seconds; 0: the layout that the integer programme "
+        "proposes. Ctrl-C keeps the best so far.",
+    )
+    degrees: str = Field("1,2,4,8", description="Tensor-parallel degrees to choose from, comma-separated.")
+    top: int = Field(3, ge=1, le=50, description="Layouts to show, best first.")
+    routing: str = Field(defaults.ROUTING, description="Routing policy of the simulations.")
+    ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
+    slicing: str = Field(defaults.SLICING, description="What an engine computes next.")
+    jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
+    gpu_price: float | None = Field(
+        None, gt=0, description="Price of a GPU for an hour, in any currency: layouts get prices."
+    )
+    report: Path | None = Field(None, description="Write an HTML report to this file.")
+    output_manifest: Path | None = Field(
+        None, description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder."
+    )
+    manifest_layout: int = Field(1, ge=1, description="Layout to write: 1 is the best.")
+    manifest_model_path: str | None = Field(
+        None, description="Folder of the model in the containers, on the volume at /models; default: /models/NAME."
+    )
+    manifest_image: str | None = Field(
+        None, min_length=1, description="Image of the containers; default: the one that the manifests name."
+    )

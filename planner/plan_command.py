@@ -20,9 +20,8 @@ from ampd.policies.registry import create_named
 from ampd.reports.figures import format_number, format_share
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
-from planner.case_settings import provenance_of
+from planner.case_settings import PlanSettings, provenance_of
 from planner.layout.candidate import Candidate, Figure
-from planner.layout.costs import Demand, demand_of
 from planner.layout.explain import (
     Slack,
     gpus_text,
@@ -33,10 +32,10 @@ from planner.layout.explain import (
     slack_of,
     summary,
 )
+from planner.layout.fluid import Demand, demand_of
 from planner.layout.layout import Layout, PlanCase, layout_label
 from planner.layout.plan import MORE_LOAD, Plan, Wishes, make_plan
 from planner.manifest.planned import check_flags, write_plan
-from planner.plan_settings import PlanSettings
 from planner.simulator.options import SimulationOptions
 from workloads.results import local_share
 from workloads.trace import Session, load_trace

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 
 from ampd.reports.figures import format_ms, format_number, format_share
-from ampd.reports.page import Section, write_page
-from ampd.reports.plots import (
+from ampd.reports.page import (
     FULL_CARD_WIDTH,
     HALF_CARD,
     TARGET_COLOUR,
+    Section,
     colours,
     draw_cdf,
     legend_above,
     mark_missed,
     svg,
+    write_page,
 )
 from ampd.types import ATTAINMENT, Slo
-from planner.combination import Combination, papers_note
+from planner.case_settings import Combination, papers_note
 from planner.layout.explain import BINDS, gpus_text, rate_text
 from planner.layout.layout import layout_label
 from planner.layout.trial import IN_TIME

@@ -22,9 +22,8 @@ from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports.figures import format_share
 from ampd.settings import has_usual_size, parse_settings
-from ampd.types import WINDOW_S, Moves, Slo
-from planner.case_settings import CaseSettings, provenance_of
-from planner.combination import Combination, Mode, papers_note
+from ampd.types import Moves, Slo
+from planner.case_settings import CaseSettings, Combination, Mode, papers_note, provenance_of
 from planner.parallel import in_parallel
 from planner.simulator.cluster import Cluster
 from planner.simulator.options import Policies, SimulationOptions
@@ -78,7 +77,6 @@ class SimulateSettings(CaseSettings):
     )
     state_delay_s: float = Field(0.0, ge=0, description="Longest delay in seconds until coordinators see changes.")
     coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
-    window_s: float = Field(WINDOW_S, gt=0, description="Length in seconds of the sliding windows of TTFT and ITL.")
     max_wait: float = Field(
         0.0,
         ge=0,

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ampd.call_signatures import check_closed
+from ampd.child_process import exit_now
 from ampd.errors import guarded
 from ampd.model_folder import check_model_folder
-from ampd.process_exit import exit_now
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
 from ampd.telemetry.metrics import system

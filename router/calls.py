@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol, cast
+from uuid import uuid4
 
 from dynamo.runtime import Context
 
@@ -13,7 +14,6 @@ from ampd.call_signatures import Signer, call_worker
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk
 from ampd.telemetry.tracing import TracedContext, context_for_call
-from ampd.unique_id import unique_id
 from ampd.wire import (
     COMPONENT,
     ENGINE_DIED,
@@ -144,7 +144,7 @@ class LinkedContexts:
         self._task: asyncio.Task[None] | None = None
 
     def new(self) -> CallContext:
-        child = self._parent.detached(unique_id())
+        child = self._parent.detached(uuid4().hex)
         self._children.append(child)
         if self._parent.is_stopped():
             # The task may have ended with the stop. Then this call would run to its end although its client has gone.

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from ampd.unique_id import unique_id
+from uuid import uuid4
 
 LINK = "worker_trace_link"
 _RETURNED_LINK = "migration_link"
@@ -34,7 +33,7 @@ class Continued:
 
 def link(trace_id: str | None, prompt_tokens: int, fingerprint_mark: int = 0) -> dict[str, str]:
     """What a round's first chunk carries. `prompt_tokens`: of the client's own prompt."""
-    return {"trace_id": trace_id or unique_id(), "span_id": f"{fingerprint_mark:08x}{prompt_tokens:08x}"}
+    return {"trace_id": trace_id or uuid4().hex, "span_id": f"{fingerprint_mark:08x}{prompt_tokens:08x}"}
 
 
 def continued(request: Mapping[str, Any]) -> Continued | None:

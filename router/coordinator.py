@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ampd.background_tasks import BackgroundTasks
+from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.policies.base import OtherPolicies
-from ampd.rounds_in_progress import RoundsInProgress
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview
-from ampd.state.store import SessionLimits, StateStore
+from ampd.state.redis_store import StateStore
+from ampd.state.store import SessionLimits
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields

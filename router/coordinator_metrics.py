@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampd.state.readings import state_readings
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Counter, Histogram, LabelValues, Reading
 from ampd.types import Role
@@ -78,7 +77,7 @@ class CoordinatorReader:
             yield Reading(names.SESSION_MOVES, coordinator.session_moves[reason], (reason,))
         yield from self._cluster()
         yield from self._roles()
-        yield from state_readings(self._store, is_available=coordinator.view.connected)
+        yield from self._store.readings(is_available=coordinator.view.connected)
 
     def _admissions(self) -> Iterator[Reading]:
         decisions = self._coordinator.gate.decisions

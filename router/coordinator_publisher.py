@@ -6,10 +6,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from ampd.background_tasks import SupervisedTask
 from ampd.state.overlay import heartbeat_s
-from ampd.state.store import StateStore, StateUnavailableError
-from ampd.supervised_task import SupervisedTask
-from ampd.telemetry.coordinator_view import CoordinatorView
+from ampd.state.redis_store import StateStore
+from ampd.state.store import StateUnavailableError
+from ampd.types import CoordinatorView
 from router.coordinator import Coordinator
 from router.round_window import RoundWindow
 from router.settings import CoordinatorSettings

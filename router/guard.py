@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.state.view import ClusterView
-from ampd.supervised_task import InBackground, SupervisedTask
 from router.calls import CallContext
 from router.round_errors import WorkerLostError
 

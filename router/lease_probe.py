@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.state.view import ClusterView
-from ampd.supervised_task import InBackground, SupervisedTask
 from router.calls import WorkerCalls
 from router.round_errors import WorkerLostError, WorkerRefusedError
 

@@ -8,9 +8,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.recent_load import RecentRound
-from ampd.state.store import LoadedRound, StateStore, StateUnavailableError
-from ampd.supervised_task import InBackground, SupervisedTask
+from ampd.state.redis_store import StateStore
+from ampd.state.store import LoadedRound, StateUnavailableError
 from ampd.telemetry.metrics import names
 from router.decision_record import DecisionRecord
 from router.served import ServedRound

@@ -11,7 +11,7 @@ from typing import Any
 
 from ampd.discovery_entries import deletes_silent_entries
 from ampd.errors import UserError
-from ampd.tokenizer_digest import tokenizer_digest
+from ampd.model_folder import tokenizer_digest
 from ampd.types import WorkerView
 from router.other_cards import OtherCards
 from router.settings import (

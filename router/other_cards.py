@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import StateUnavailableError
 
 log = logging.getLogger(__name__)
 

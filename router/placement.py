@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 from ampd.errors import UserError
 from ampd.serving.placement import (
@@ -18,6 +19,7 @@ from ampd.serving.placement import (
     readable,
     with_room,
 )
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     FatalRequestError,
@@ -25,14 +27,12 @@ from ampd.state.store import (
     RouteWrite,
     SessionLimits,
     StateSlowError,
-    StateStore,
     StateUnavailableError,
     TaskQueued,
     TooManySessionsError,
 )
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, WorkerView
-from ampd.unique_id import unique_id
 from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
@@ -340,7 +340,7 @@ def _is_new(unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) 
 
 def _task(unplaced: UnplacedRound, held_tokens: int) -> PrefillTask:
     return prefill_task(
-        unique_id(),
+        uuid4().hex,
         unplaced.session_id,
         unplaced.prompt_tokens,
         held_tokens,

@@ -16,14 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from ampd.background_tasks import SupervisedTask
 from ampd.errors import UserError
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.considered import Considered
 from ampd.recent_load import RecentLoad
 from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, rest_s
-from ampd.state.store import Leadership, RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Leadership, RoleAssigned, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView
 from router.considered_roles import ConsideredRoles
 from router.load_recorder import LoadRecorder

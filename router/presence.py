@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.discovery_entries import DiscoveryEntry
-from ampd.supervised_task import InBackground, SupervisedTask
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from dynamo.common.utils.graceful_shutdown import install_signal_handlers
 
 from ampd import compiled
 from ampd.call_signatures import Signer, read_secrets
+from ampd.child_process import exit_now
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
 from ampd.errors import RunError, UserError
-from ampd.process_exit import exit_now
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import StateUnavailableError
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from ampd.errors import one_line_of
-from ampd.sampling_limits import beyond_sampling
+from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.local_only import uncarried_option
-from ampd.session_key import session_key
-from ampd.tenant import tenant_of
+from ampd.session_key import session_key, tenant_of
 from ampd.types import Slo
-from ampd.unique_id import unique_id
-from ampd.vocabulary import unknown_token
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
 from router.continuation import continued
 from router.round_errors import RoundRefusedError
@@ -36,7 +34,7 @@ class RoundRequest:
     Attributes:
         session_id: the session's name inside of the graph, see `ampd.session_key`; a fresh one for a round without.
         client_session_id: the client's own name of it; None: it has none, and ends with this round.
-        tenant: see `ampd.tenant`.
+        tenant: see `ampd.session_key`.
         is_final: whether the client said that this is the session's last round.
         prompt: token ids of the whole prompt as native 32-bit words. A list of them takes ten times the memory, and an
             overloaded coordinator holds thousands of prompts.
@@ -144,7 +142,7 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
     named = _session_id(agent)
     targets = limits.of(request)
     return RoundRequest(
-        session_id=f"single-{unique_id()}" if named is None else session_key(tenant, named),
+        session_id=f"single-{uuid4().hex}" if named is None else session_key(tenant, named),
         client_session_id=named,
         tenant=tenant,
         is_final=bool(agent.get("session_final")),

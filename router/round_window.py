@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ampd.telemetry.coordinator_view import ServedWindow
 from ampd.telemetry.metrics.exposition import LabelValues
-from ampd.telemetry.window_counts import LENGTH_S, WindowCounts, latency_counts, microseconds
+from ampd.telemetry.windows import LENGTH_S, WindowCounts, latency_counts, microseconds
+from ampd.types import ServedWindow
 from router.served import ServedRound
 
 

@@ -62,7 +62,7 @@ class SessionOwner:
 
     Attributes:
         client_id: the client's name of it.
-        tenant: see `ampd.tenant`.
+        tenant: see `ampd.session_key`.
         served_s: the end of its last round here.
     """
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
-from ampd.graph_settings import GraphSettings
 from ampd.page_keys import PAGE_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
+from ampd.sampling_limits import vocabulary_tokens
 from ampd.serving.admission import MAX_ROUNDS
+from ampd.settings import GraphSettings
 from ampd.types import Moves
-from ampd.vocabulary import vocabulary_tokens
 from router.targets import TARGET_CAP, TARGET_FLOOR
 
 PROG = "python -m router"

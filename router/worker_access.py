@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ampd.errors import one_line_of
-from ampd.state.store import Binding, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import Binding, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.wire import RoundReport, parse_error
 from router.calls import WorkerCalls, worker_error

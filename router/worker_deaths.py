@@ -14,8 +14,9 @@ from typing import Any
 
 from ampd.page_keys import TOKEN_BYTES
 from ampd.session_key import tenant_key
+from ampd.state.redis_store import StateStore
 from ampd.state.schema import FATAL_DEATHS
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.store import StateUnavailableError
 from router.request import RoundRequest
 from router.round_errors import RoundRefusedError, WorkerLostError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.types import WorkerView
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ampd.state import codec
 from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.state.redis_store import StateStore, Watcher
 from ampd.state.schema import ASSIGNED_TTL_S, ENDING_TTL_S, FATAL_DEATHS, REFUSED_S
 from ampd.state.store import (
     Binding,
@@ -33,8 +34,7 @@ from ampd.state.store import (
     TooManySessionsError,
     WorkerRemoved,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, WorkerView
 
 Clock = Callable[[], float]
 Inbox = asyncio.Queue[bytes | None]
@@ -270,8 +270,8 @@ class MemoryState:
         return self._changes.setdefault(worker_id, _Changes())
 
 
-class MemoryStore:
-    """One handle on a shared state; a `StateStore`. `clock` is the one that the handle's arrival times are on."""
+class MemoryStore(StateStore):
+    """One handle on a shared state. `clock` is the one that the handle's arrival times are on."""
 
     def __init__(self, state: MemoryState | None = None, clock: Clock = time.monotonic) -> None:
         self.round_trips = RoundTrips()
@@ -427,8 +427,8 @@ class MemoryStore:
                 raise StateUnavailableError("shared state memory:// is lost")
 
 
-class MemoryWatcher:
-    """A subscription to one channel of a `MemoryState`; a `Watcher`."""
+class MemoryWatcher(Watcher):
+    """A subscription to one channel of a `MemoryState`."""
 
     def __init__(self, state: MemoryState, clock: Clock, channel: str = _EVENTS) -> None:
         self._state = state

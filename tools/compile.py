@@ -37,6 +37,7 @@ FOLDERS = (
 
 MODULES = (
     "ampd.page_keys",
+    "ampd.perf.corrections",
     "ampd.perf.model",
     "ampd.perf.piecewise",
     "ampd.policies.base",
@@ -47,7 +48,7 @@ MODULES = (
     "ampd.policies.moore_hodgson",
     "ampd.policies.passes",
     "ampd.recent_load",
-    "ampd.telemetry.sliding_window",
+    "ampd.telemetry.windows",
     "ampd.types",
 )
 """Further modules that are compiled."""

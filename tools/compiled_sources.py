@@ -43,6 +43,7 @@ _ACYCLIC_CLASSES = frozenset(
         "BindingSituation",
         "Compute",
         "ComputeTo",
+        "Factors",
         "GapRun",
         "LookUp",
         "OrderingSituation",
@@ -174,10 +175,12 @@ def _fields(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator
         if statement.value is None:
             yield _Field(name, f"{name}: {kind}", name)
         elif isinstance(statement.value, ast.Call) and ast.unparse(statement.value.func) == "field":
-            (factory,) = (word.value for word in statement.value.keywords if word.arg == "default_factory")
-            yield _Field(
-                name, f"{name}: {kind} | None = None", f"{ast.unparse(factory)}() if {name} is None else {name}"
-            )
+            words = {word.arg: ast.unparse(word.value) for word in statement.value.keywords}
+            if "default" in words:
+                yield _Field(name, f"{name}: {kind} = {words['default']}", name)
+            else:
+                made = f"{words['default_factory']}() if {name} is None else {name}"
+                yield _Field(name, f"{name}: {kind} | None = None", made)
         else:
             yield _Field(name, f"{name}: {kind} = {ast.unparse(statement.value)}", name)
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from ampd.call_signatures import check_closed
+from ampd.child_process import exit_now
 from ampd.errors import guarded
-from ampd.process_exit import exit_now
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
 from ampd.telemetry.metrics import system

@@ -15,15 +15,15 @@ from dynamo.llm import HttpError
 from dynamo.runtime import Context, DistributedRuntime, Endpoint
 
 from ampd import compiled
+from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
-from ampd.perf.model import PerformanceModel
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore, StateUnavailableError
-from ampd.supervised_task import SupervisedTask
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import StateUnavailableError
 from ampd.telemetry import tracing
 from ampd.telemetry.metrics import system
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
@@ -274,7 +274,7 @@ async def _open_store(settings: WorkerSettings, stack: AsyncExitStack) -> StateS
     return store
 
 
-async def _start_engine(settings: WorkerSettings, model: PerformanceModel, stack: AsyncExitStack) -> Engine:
+async def _start_engine(settings: WorkerSettings, model: CorrectedModel, stack: AsyncExitStack) -> Engine:
     engine = SupervisedEngine(create_engine(settings, model), model)
     stack.push_async_callback(engine.stop)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ampd.serving.kv_tiers import TIERS
-from ampd.telemetry.window_counts import US, WindowCounts, microseconds
+from ampd.telemetry.windows import US, WindowCounts, microseconds
 from ampd.types import KvWindow
 
 _EVICTED, _RELOADS, _RELOAD_US = "evicted", "reloads", "reload_us"

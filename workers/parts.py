@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.base import OrderingPolicy
 from ampd.serving.admission import patience_s
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.telemetry.logs import RoundLog
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Role, WorkerView
 from workers.engines.base import Engine
 from workers.kv_counts import KvCounts
@@ -41,7 +41,7 @@ class WorkerParts:
         settings: WorkerSettings,
         engine: Engine,
         store: StateStore,
-        model: PerformanceModel,
+        model: CorrectedModel,
         ordering: OrderingPolicy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,10 +61,9 @@ class WorkerParts:
             patience_s=lambda task: patience_s(task, settings.slo, settings.max_wait),
         )
         self.sessions = SessionReleaser(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
-        ttft, itl = SlidingWindow(settings.window_s), SlidingWindow(settings.window_s)
-        windows = WorkerWindows(ttft, itl, KvCounts(clock))
+        windows = WorkerWindows(SlidingWindow(), SlidingWindow(), KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(
-            worker_id, self.role, engine, self.queue, windows, clock
+            worker_id, self.role, engine, model, self.queue, windows, clock
         )
         self.publisher = Publisher(
             store,

@@ -8,16 +8,16 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from ampd.background_tasks import SupervisedTask
 from ampd.state.overlay import PUBLISH_INTERVAL_S, SAMPLE_INTERVAL_S, heartbeat_s
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     RoleAssigned,
     StateRefusedError,
-    StateStore,
     StateUnavailableError,
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.supervised_task import SupervisedTask
 from ampd.types import WorkerView
 from workers.pending_changes import PendingChanges
 

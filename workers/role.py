@@ -11,7 +11,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import RoleAssigned, StateUnavailableError
 from ampd.types import Role
 
 log = logging.getLogger(__name__)

@@ -9,16 +9,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
+from uuid import uuid4
 
 import msgspec
 
+from ampd.background_tasks import RoundsInProgress
 from ampd.handler_stream import Chunk
-from ampd.rounds_in_progress import RoundsInProgress
-from ampd.sampling_limits import beyond_sampling
-from ampd.tenant import tenant_of
+from ampd.sampling_limits import beyond_sampling, unknown_token
+from ampd.session_key import tenant_of
 from ampd.types import Count, PrefillTask
-from ampd.unique_id import unique_id
-from ampd.vocabulary import unknown_token
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.context_keys import ContextKeys
 from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, OnPass
@@ -205,7 +204,7 @@ class RoundService:
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self._in_progress.begin()
         prompt = RoundPrompt(task, len(token_ids), keys, min(kept_tokens, len(token_ids)))
-        return RoundProgress(unique_id(), prompt, now_s)
+        return RoundProgress(uuid4().hex, prompt, now_s)
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""

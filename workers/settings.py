@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ampd.graph_settings import GraphSettings
 from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
+from ampd.settings import GraphSettings
 
 PROG = "python -m workers"
 

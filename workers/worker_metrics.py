@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from ampd.errors import UserError
 from ampd.policies.estimates import queued_s
-from ampd.state.readings import state_readings
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Reading
 from ampd.types import Role, WorkerView
+from ampd.wire import fields_of
 from workers.parts import WorkerParts
 
 
@@ -31,9 +31,11 @@ class WorkerReader:
         yield Reading(names.WORKER_ROUNDS, parts.rounds.running)
         yield Reading(names.DECODE_BATCH, view.decode_batch)
         yield Reading(names.DECODE_CONTEXT, view.decode_context_tokens)
+        for kind, factor in fields_of(view.parallelism.factors).items():
+            yield Reading(names.TIME_FACTOR, factor, (kind,))
         yield from self._queued(view)
         yield from self._memory(view)
-        yield from state_readings(parts.store, is_available=parts.publisher.available)
+        yield from parts.store.readings(is_available=parts.publisher.available)
 
     def _queued(self, view: WorkerView) -> Iterator[Reading]:
         yield Reading(names.QUEUE_TASKS, view.queued_prefills)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.expectations import ORDERED_PREFILLS
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import PrefillTask, QueueRest, WorkerView
 from workers.engines.base import Engine
 from workers.kv_counts import KvCounts
@@ -38,6 +39,7 @@ class WorkerViewReader:
         worker_id: str,
         role: WorkerRole,
         engine: Engine,
+        times: CorrectedModel,
         queue: AsyncPrefillQueue,
         windows: WorkerWindows,
         clock: Callable[[], float],
@@ -45,6 +47,7 @@ class WorkerViewReader:
         self._worker_id = worker_id
         self._role = role
         self._engine = engine
+        self._times = times
         self._queue = queue
         self._windows = windows
         self._clock = clock
@@ -56,7 +59,7 @@ class WorkerViewReader:
         return WorkerView(
             worker_id=self._worker_id,
             role=self._role.role,
-            parallelism=info.parallelism,
+            parallelism=self._times.parallelism,
             queue=queue,
             queue_rest=rest,
             ttft=self._windows.ttft.read(now_s),

@@ -24,11 +24,14 @@ from ampd.documents import check_writable
 from ampd.errors import UserError, without_credentials
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
-from workloads.endpoint import Chunk, Dialect, Endpoint, RequestError
-from workloads.history import (
+from workloads.endpoint import (
     SAFE_TOKENS,
+    Chunk,
     CommonStart,
+    Dialect,
+    Endpoint,
     History,
+    RequestError,
     TokenHistory,
     TokenRange,
     WordHistory,

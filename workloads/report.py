@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ampd.reports.figures import format_bytes, format_ms, format_share
-from ampd.reports.page import template_environment, write_html
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, draw_cdf, legend_above, mark_missed, svg
+from ampd.reports.page import (
+    FULL_CARD_WIDTH,
+    HALF_CARD,
+    draw_cdf,
+    legend_above,
+    mark_missed,
+    svg,
+    template_environment,
+    write_html,
+)
 from ampd.types import Slo
 from workloads.results import MissedRound, RoundRecord, missed_rounds, prompt_tokens_note
 

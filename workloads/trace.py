@@ -8,7 +8,8 @@ import json
 import random
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any, Self
@@ -27,7 +28,9 @@ MAX_TIME_S = 1e12
 
 _LINE_CHARACTERS = 64 << 20
 UNPACKED_CHARACTERS = 1 << 30
-"""Most that a `.gz` may unpack to, because a small file can fill the memory."""
+"""Most that a packed file may unpack to, because a small file can fill the memory."""
+
+_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 
 
 class Round(BaseModel):
@@ -233,24 +236,55 @@ def shipped_traces() -> dict[str, Path]:
 
 
 def open_text(path: Path) -> IO[str]:
-    """Open a UTF-8 text file for reading, unpacked if its name ends in `.gz`. A byte order mark is left out.
+    """Open a UTF-8 text file for reading, unpacked if gzip or zstd packed it. A byte order mark is left out.
+
+    Raises:
+        UserError: it does not exist or may not be read, or the package that unpacks it is missing.
+    """
+    packing = packing_of(path)
+    try:
+        if packing == ".gz":
+            return gzip.open(path, "rt", encoding="utf-8-sig")
+        if packing == ".zst":
+            unpacked: IO[str] = optional_package("zstandard", path).open(path, "rt", encoding="utf-8-sig")
+            return unpacked
+        return path.open(encoding="utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+
+def packing_of(path: Path) -> str:
+    """How a file is packed, by its first bytes: `.gz`, `.zst`, `.parquet`, or not at all.
 
     Raises:
         UserError: it does not exist or may not be read.
     """
     try:
-        if path.suffix == ".gz":
-            return gzip.open(path, "rt", encoding="utf-8-sig")
-        return path.open(encoding="utf-8-sig")
+        with path.open("rb") as stream:
+            head = stream.read(4)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from None
+    return next((suffix for magic, suffix in _MAGIC.items() if head.startswith(magic)), "")
+
+
+def optional_package(name: str, path: Path) -> Any:
+    """A package that only this file needs.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise UserError(f"{path}: this file needs the package {package} (pip install {package})") from None
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file that are not blank, with their numbers.
 
     Raises:
-        UserError: the file cannot be read, a line is longer than 64 Mi characters, or `.gz` unpacks to more than 1 Gi.
+        UserError: the file cannot be read, a line is longer than 64 Mi characters, or it unpacks to more than 1 Gi.
     """
     with open_text(path) as stream:
         for number, line in enumerate(_decoded(stream, path), start=1):
@@ -274,21 +308,41 @@ def parse_json(text: str, where: str) -> Any:
         raise UserError(f"{where}: not usable (a number has too many digits)") from None
 
 
+def beginning_of(path: Path, characters: int) -> str:
+    """The first characters of a text file.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with open_text(path) as stream, _errors_named(path):
+        return stream.read(characters)
+
+
 def _decoded(stream: IO[str], path: Path) -> Iterator[str]:
-    unpacked = 0
-    try:
+    unpacked, packing = 0, packing_of(path)
+    with _errors_named(path):
         while line := stream.readline(_LINE_CHARACTERS + 1):
             unpacked += len(line)
             if len(line) > _LINE_CHARACTERS:
                 raise UserError(f"{path}: a line has more than {_LINE_CHARACTERS} characters; is it a trace?")
-            if path.suffix == ".gz" and unpacked > UNPACKED_CHARACTERS:
+            if packing and unpacked > UNPACKED_CHARACTERS:
                 raise UserError(
-                    f"{path}: unpacks to more than {UNPACKED_CHARACTERS} characters; if it is meant to, gunzip it first"
+                    f"{path}: unpacks to more than {UNPACKED_CHARACTERS} characters; if it is meant to, unpack it first"
                 )
             yield line
+
+
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text") from None
     except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read to its end ({error})") from None
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":  # its package is there only if a file needed it
+            raise
         raise UserError(f"{path}: cannot be read to its end ({error})") from None
 
 

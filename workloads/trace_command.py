@@ -21,8 +21,8 @@ from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
-from workloads.formats import FORMATS, LoadOptions, load_sessions
-from workloads.tokencount import load_counter
+from workloads.formats import FORMATS, LoadOptions, detect, format_name, load_sessions
+from workloads.formats.loader import load_counter
 from workloads.trace import Round, Session, poisson_arrivals, shipped_traces, stream_trace, write_trace
 
 # -- statistics of a trace: sessions, rounds, tokens, gaps and rewrites, with percentiles
@@ -256,13 +256,18 @@ def _split(total: int, shares: list[float], rng: random.Random) -> list[int]:
 
 
 class ConvertSettings(Settings):
-    """Convert a trace of another format (`ampd trace formats` lists them) to ours."""
+    """Convert a trace of another format (`ampd trace formats` lists them) to ours.
 
-    known_names: ClassVar = {"format": lambda: FORMATS}
+    Without FORMAT the rows of the source tell it. Without OUT the trace is written to NAME.trace.jsonl
+    in the current folder.
+    """
 
-    format: CliPositionalArg[str] = Field(description="Name of the source format.")
-    source: CliPositionalArg[Path] = Field(description="File or folder to read; .gz is unpacked.")
-    output: CliPositionalArg[Path] = Field(description="Trace file to write (.jsonl or .jsonl.gz).")
+    known_names: ClassVar = {"places": lambda: FORMATS}
+
+    places: CliPositionalArg[list[str]] = Field(
+        description="[FORMAT] IN [OUT]: name of the source format; file or folder to read; trace file to write "
+        "(.jsonl or .jsonl.gz)."
+    )
     tokenizer: Path | None = Field(
         None,
         description="tokenizer.json, model folder or tiktoken-style ranks file for sources that hold words; "
@@ -314,24 +319,40 @@ def run(argv: Sequence[str]) -> int:
 
 _HELP = """usage: ampd trace COMMAND ...
 
-  convert FORMAT IN OUT   convert a trace of another format
-  generate WORKLOAD       generate synthetic sessions of a workload of the paper
-  stats TRACE             describe a trace
-  formats                 list the formats that convert reads
-  list                    list the shipped traces
+  convert [FORMAT] IN [OUT]  convert a trace of another format
+  generate WORKLOAD          generate synthetic sessions of a workload of the paper
+  stats TRACE                describe a trace
+  formats                    list the formats that convert reads
+  list                       list the shipped traces
 
 ampd trace COMMAND --help explains one."""
 
 
 def _convert(argv: Sequence[str]) -> None:
     settings = parse_settings(ConvertSettings, argv, "ampd trace convert")
+    named, source, output = _places(settings.places)
     options = LoadOptions(count_tokens=load_counter(settings.tokenizer), with_text=settings.text)
-    sessions = load_sessions(settings.format, settings.source, options)
-    count = write_trace(_unique(sessions), settings.output)
+    if named is None:
+        named, why = detect(source)
+        print(f"{source}: format {named}, because {why}", file=sys.stderr)
+    sessions = load_sessions(named, source, options)
+    count = write_trace(_unique(sessions), output)
     if not count:
-        settings.output.unlink()
-        raise UserError(f"{settings.source}: holds no session of the format {settings.format}")
-    print(f"{settings.output}: {count} sessions", file=sys.stderr)
+        output.unlink()
+        raise UserError(f"{source}: holds no session of the format {named}")
+    print(f"{output}: {count} sessions", file=sys.stderr)
+
+
+def _places(places: Sequence[str]) -> tuple[str | None, Path, Path]:
+    """The format, if it is named, the source and the output."""
+    named = places[0] if len(places) == 3 else None
+    if len(places) == 2 and format_name(places[0]) and not Path(places[0]).exists():
+        named = places[0]
+    source, *output = places[1:] if named else places
+    if len(output) > 1:
+        raise UserError(f"ampd trace convert: takes [FORMAT] IN [OUT], not {len(places)} arguments")
+    stem = Path(source).name.split(".")[0] or Path(source).resolve().name
+    return named, Path(source), Path(output[0] if output else f"{stem}.trace.jsonl")
 
 
 def _unique(sessions: Iterator[Session]) -> Iterator[Session]:
@@ -364,8 +385,8 @@ def _stats(argv: Sequence[str]) -> None:
 
 def _formats(argv: Sequence[str]) -> None:
     del argv
-    for name, (summary, _) in FORMATS.items():
-        print(f"{name:18} {summary}")
+    for name, known in FORMATS.items():
+        print(f"{name:18} {known.summary}")
 
 
 def _list(argv: Sequence[str]) -> None:

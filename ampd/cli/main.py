@@ -16,9 +16,9 @@ COMMANDS = {
     "profile": ("ampd.cli.profile", "measure an engine and fit its performance model"),
     "plan": ("planner.plan_command", "find the cluster layout that serves a workload best"),
     "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
-    "top": ("ampd.cli.top.command", "watch a running graph: workers, queues, latencies, routes, sessions"),
+    "top": ("ampd.cli.top", "watch a running graph: workers, queues, latencies, routes, sessions"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
-    "doctor": ("ampd.cli.doctor.command", "report whether this machine can run a graph"),
+    "doctor": ("ampd.cli.doctor", "report whether this machine can run a graph"),
     "session": ("ampd.cli.session", "list, show and end the sessions of a running graph"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""

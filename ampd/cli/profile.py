@@ -173,6 +173,8 @@ def _name() -> str:
 # -- `ampd profile`: measures an engine of `workers` and fits a performance model with the profiler of `planner`
 
 PROG = "ampd profile"
+_HELD_OUT = 0.2
+"""Share of the points that the fit does not see."""
 
 
 class ProfileSettings(Settings):
@@ -185,7 +187,6 @@ class ProfileSettings(Settings):
     grid: Density = Field(Density.NORMAL, description="Number of points.")
     max_tokens: int | None = Field(None, ge=32, description="Leave out longer contexts.")
     repeats: int = Field(3, ge=1, description="Measurements of each point, after one that only warms up.")
-    held_out: float = Field(0.2, gt=0, lt=0.6, description="Share of the points that the fit does not see.")
     seed: int = Field(0, description="Seed of prompts, order and held-out points.")
     points: Path | None = Field(None, description="Write the measured points to this file, too (JSON).")
     extend: Path | None = Field(
@@ -288,7 +289,7 @@ def _fitted(points: Points, info: EngineInfo, load_before: float, settings: Prof
         "points_decode": len(points.decode),
         "points_transfer": len(points.transfer),
         "discarded_measurements": points.discarded,
-        "held_out_share": settings.held_out,
+        "held_out_share": _HELD_OUT,
         "load_average_before": round(load_before, 2),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         **{f"version_{name}": version(name) for name in packages},
@@ -307,7 +308,7 @@ def _fitted(points: Points, info: EngineInfo, load_before: float, settings: Prof
         points,
         provenance,
         info.parallelism.tp,
-        settings.held_out,
+        _HELD_OUT,
         settings.seed,
         kv_capacity_tokens=info.kv_capacity_tokens,
         kv_bytes_per_token=info.kv_bytes_per_token,

@@ -12,10 +12,10 @@ from msgspec import Meta, Struct, ValidationError, convert
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.top.render import printable
+from ampd.cli.top_screen import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
+from ampd.state.embedded import local_graphs
 from ampd.telemetry.metrics.system import PORT_VARIABLE
 from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE

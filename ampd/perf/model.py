@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ampd.types import Parallelism
+from ampd.types import Factors, Parallelism
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class PerformanceModel(ABC):
     No protocol, because compiled calls of a class are faster.
     """
 
+    def factors(self, parallelism: Parallelism) -> Factors:
+        """The factors that are in the times of a worker."""
+        return parallelism.factors
+
     @abstractmethod
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
         """Time to prefill `incr_tokens` behind `hist_tokens` of existing KV; 0 when there is nothing to prefill."""
@@ -67,18 +71,18 @@ class PerformanceModel(ABC):
 
         At best the batch's tokens share the pass's reading of the weights, and their attention comes on top.
         """
-        mixed = self.mixed_passes(parallelism)
+        mixed, factors = self.mixed_passes(parallelism), self.factors(parallelism)
         step_s = self.decode_step_s(batch, context_tokens, parallelism)
         if mixed.saved <= 0.0:
-            apart_s = self.prefill_s(*joined_tokens(parts), parallelism) + step_s
-            return apart_s + mixed.context_s_per_token * context_tokens
-        least_s = self.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism)
-        least_s += step_s
-        least_s -= self.decode_step_s(batch, 0, parallelism)
+            return self.prefill_s(*joined_tokens(parts), parallelism) + step_s
+        step_s /= factors.step
+        seconds = self.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism) / factors.prefill
+        seconds += step_s
+        seconds -= self.decode_step_s(batch, 0, parallelism) / factors.step
         if mixed.saved < 1.0:
-            apart_s = self.prefill_s(*joined_tokens(parts), parallelism) + step_s
-            least_s = apart_s - mixed.saved * (apart_s - least_s)
-        return least_s + mixed.context_s_per_token * context_tokens
+            apart_s = self.prefill_s(*joined_tokens(parts), parallelism) / factors.prefill + step_s
+            seconds = apart_s - mixed.saved * (apart_s - seconds)
+        return factors.mixed * (seconds + mixed.context_s_per_token * context_tokens)
 
 
 # -- a performance model with scaled times: for engines that run faster than real time, and for wrong predictions

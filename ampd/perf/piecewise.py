@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ampd.errors import UserError
+from ampd.perf.gpus import HOST_LINK_SHARE, host_bytes_per_s
 from ampd.perf.model import MixedPasses, PerformanceModel
 from ampd.perf.profile import (
     DecodeCurve,
@@ -28,7 +29,6 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
 )
-from ampd.perf.roofline import HOST_LINK_SHARE, host_bytes_per_s
 from ampd.types import Parallelism
 
 _Starts = tuple[int, ...]
@@ -98,7 +98,9 @@ class PiecewiseModel(PerformanceModel):
         start, base_s, history_s, beta_s, gamma_s = rows[bisect_right(starts, incr_tokens) - 1]
         inside = incr_tokens - start
         history_s += hist_tokens * history2_s
-        return base_s + hist_tokens * history_s + inside * (beta_s + gamma_s * (hist_tokens + start + 0.5 * inside))
+        seconds = base_s + hist_tokens * history_s
+        seconds += inside * (beta_s + gamma_s * (hist_tokens + start + 0.5 * inside))
+        return parallelism.factors.prefill * seconds
 
     def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
         """Time of one decode step of `batch` sequences with `context_tokens` of KV in total; 0 for an empty batch."""
@@ -108,7 +110,7 @@ class PiecewiseModel(PerformanceModel):
             line, context_s = self._decode[parallelism.tp]
         except KeyError:
             raise self._lacks(parallelism) from None
-        return line.at(batch) + context_tokens * context_s
+        return parallelism.factors.step * (line.at(batch) + context_tokens * context_s)
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         if tokens <= 0:
@@ -117,7 +119,7 @@ class PiecewiseModel(PerformanceModel):
             line = self._transfer[source.tp, target.tp]
         except KeyError:
             raise self._lacks_pair(source, target) from None
-        return line.at(tokens)
+        return target.factors.read * line.at(tokens)
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
         """Time to copy the KV of `tokens` from host memory; all GPUs of the replica copy their parts at the same time.
@@ -133,7 +135,7 @@ class PiecewiseModel(PerformanceModel):
             raise self._lacks(parallelism) from None
         if seconds_per_token is None:
             raise UserError(f"{self.name}: no times of reloads from host memory; add its kv_bytes_per_token")
-        return tokens * seconds_per_token
+        return parallelism.factors.load * (tokens * seconds_per_token)
 
     def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:
         try:

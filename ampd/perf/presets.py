@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from ampd.errors import UserError
-from ampd.perf.model_shape import ModelShape, read_model_shape
+from ampd.perf.gpus import Gpu, gpu
+from ampd.perf.model_shape import ModelShape, read_model_shape, shape_of
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import read_profile
-from ampd.perf.roofline import MEMORY_SHARE, Gpu, analytic_profile, gpu, kv_capacity_tokens
+from ampd.perf.roofline import MEMORY_SHARE, analytic_profile, kv_capacity_tokens
 
 DEGREES = (1, 2, 4, 8)
 """Tensor-parallel degrees within a server of 8 GPUs."""
 
-_DATE = datetime.date(2026, 11, 21)
+_DATE = datetime.date(2026, 11, 28)
 """Date of the last check of the presets; part of every profile made from them."""
 
-MODELS: dict[str, ModelShape] = {
-    "qwen3-32b": ModelShape("Qwen3-32B", 64, 5120, 64, 8, 128, 25600, 151_936, 40_960),
-    "qwen3-0.6b": ModelShape("Qwen3-0.6B", 28, 1024, 16, 8, 128, 3072, 151_936, 40_960, is_tied=True),
-    "llama-3.1-70b": ModelShape("Llama-3.1-70B", 80, 8192, 64, 8, 128, 28672, 128_256, 131_072),
-    "llama-3.1-8b": ModelShape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128_256, 131_072),
-    "mixtral-8x7b": ModelShape(
-        "Mixtral-8x7B", 32, 4096, 32, 8, 128, 14336, 32_000, 32_768, experts=8, active_experts=2
-    ),
-}
-"""From the models' published configurations."""
+MODELS: dict[str, dict[str, Any]] = json.loads((files("ampd.perf") / "models.json").read_text("utf-8"))
+"""Each with its name and the sizes of its published config.json."""
 
 
 NAMES = "a shipped profile's name, a profile file, or MODEL@GPU, as in qwen3-32b@h20 or /models/Qwen3-8B@h200"
@@ -68,17 +63,20 @@ def _profiles_folder() -> Path:
     return Path(str(files("ampd.perf"))) / "profiles"
 
 
-def model_shape(name_or_path: str) -> ModelShape:
+def model_shape(name_or_path: str, kv_bits: float = 0) -> ModelShape:
     """A model by the name of its preset, or by the path of its config.json (or of the folder that holds it).
+
+    Args:
+        kv_bits: of a value of KV; 0: as the model's configuration says.
 
     Raises:
         UserError: neither; the known names are listed.
     """
     if found := MODELS.get(name_or_path.lower()):
-        return found
+        return shape_of(found["config"], found["name"], name_or_path, kv_bits)
     path = Path(name_or_path).expanduser()
     if path.exists():
-        return read_model_shape(path)
+        return read_model_shape(path, kv_bits)
     wrong = f"no file at {path}" if _looks_like_a_path(name_or_path) else f"unknown model {name_or_path!r}"
     raise UserError(f"{wrong}; give the path of a config.json, or one of: {_known_models()}")
 
@@ -87,13 +85,13 @@ def _looks_like_a_path(text: str) -> bool:
     return "/" in text or os.sep in text or text.lower().endswith(".json")
 
 
-def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES) -> PiecewiseModel:
-    """The roofline model of a model on a GPU, for the `degrees` that fit.
+def analytic_model(model: str, gpu_name: str, degrees: Sequence[int] = DEGREES, kv_bits: float = 0) -> PiecewiseModel:
+    """The roofline model of a model on a GPU, for the `degrees` that fit. `kv_bits`: as in `model_shape`.
 
     Raises:
         UserError: an unknown model or GPU; no degree fits (the line says how much is missing).
     """
-    shape, card = model_shape(model), gpu(gpu_name)
+    shape, card = model_shape(model, kv_bits), gpu(gpu_name)
     fitting = fitting_degrees(shape, card, degrees)
     return PiecewiseModel(analytic_profile(shape, card, fitting, _DATE), f"{shape.name} on {card.name}")
 
@@ -109,11 +107,9 @@ def fitting_degrees(shape: ModelShape, card: Gpu, degrees: Sequence[int]) -> tup
     within = [tp for tp in sorted(set(degrees)) if 1 <= tp <= max(DEGREES)]
     if not within:
         raise UserError(f"{shape.name}: no degree of {list(degrees)} is within a server of {max(DEGREES)} GPUs")
-    dividing = [tp for tp in within if shape.heads % tp == 0 and _splits(shape.kv_heads, tp)]
+    dividing = [tp for tp in within if shape.divides(tp)]
     if not dividing:
-        raise UserError(
-            f"{shape.name}: no degree of {within} divides its {shape.heads} attention heads (KV: {shape.kv_heads})"
-        )
+        raise UserError(f"{shape.name}: no degree of {within} divides its heads")
     fitting = tuple(tp for tp in dividing if kv_capacity_tokens(shape, card, tp) > 0)
     if not fitting:
         most = max(dividing)
@@ -123,10 +119,6 @@ def fitting_degrees(shape: ModelShape, card: Gpu, degrees: Sequence[int]) -> tup
             f"{most} x {card.name} leave {room_bytes / 1e9:.0f} GB"
         )
     return fitting
-
-
-def _splits(kv_heads: int, tp: int) -> bool:
-    return kv_heads % tp == 0 or tp % kv_heads == 0
 
 
 def _known_models() -> str:

@@ -9,13 +9,12 @@ and weights by `tp` and adds two all-reduces of the activations per layer.
 from __future__ import annotations
 
 import datetime
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 
-from ampd.errors import UserError
-from ampd.perf.model_shape import ModelShape
+from ampd.perf.gpus import HOST_LINK_SHARE, Gpu
+from ampd.perf.model_shape import Attention, ModelShape, Weights
 from ampd.perf.profile import (
     DecodeCurve,
     MixedPassCosts,
@@ -30,81 +29,6 @@ from ampd.perf.profile import (
 
 CALCULATED_PASSES = {"calculated": MixedPassCosts(saved=1.0)}
 """Mixed passes of an engine that is not measured: all that one reading of the weights saves. No engine believes it."""
-
-# -- presets of GPUs in their usual servers: published peaks, and assumptions about the network
-
-_MIB = 2**20
-
-HOST_LINK_SHARE = 0.8
-"""The share of the peak between GPU and host that large copies are assumed to reach."""
-
-PCIE_4_BYTES_PER_S = 32e9
-PCIE_5_BYTES_PER_S = 64e9
-"""A slot of 16 lanes, one direction."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """Peak figures of an accelerator in its server.
-
-    Attributes:
-        flops_per_s: dense bf16 matrix operations.
-        memory_bytes: as the driver reports it.
-        link_bytes_per_s: to its peers in the server, one direction.
-        network_bytes_per_s: to other servers, one direction; the GPU's share of the server's cards.
-        host_bytes_per_s: to the memory of its host, one direction.
-    """
-
-    name: str
-    flops_per_s: float
-    memory_bytes: int
-    memory_bytes_per_s: float
-    link_bytes_per_s: float
-    network_bytes_per_s: float
-    host_bytes_per_s: float
-
-
-GPUS: dict[str, Gpu] = {
-    "h20": Gpu("NVIDIA H20", 148e12, 97_871 * _MIB, 4.0e12, 450e9, 25e9, PCIE_5_BYTES_PER_S),
-    "a100": Gpu("NVIDIA A100 SXM 80 GB", 312e12, 81_920 * _MIB, 2.039e12, 300e9, 25e9, PCIE_4_BYTES_PER_S),
-    "h100": Gpu("NVIDIA H100 SXM", 989.4e12, 81_559 * _MIB, 3.35e12, 450e9, 50e9, PCIE_5_BYTES_PER_S),
-    "h800": Gpu("NVIDIA H800 SXM", 989.4e12, 81_559 * _MIB, 3.35e12, 200e9, 50e9, PCIE_5_BYTES_PER_S),
-    "h200": Gpu("NVIDIA H200 SXM", 989.4e12, 143_771 * _MIB, 4.8e12, 450e9, 50e9, PCIE_5_BYTES_PER_S),
-    "l40s": Gpu("NVIDIA L40S", 362e12, 46_068 * _MIB, 0.864e12, 32e9, 25e9, PCIE_4_BYTES_PER_S),
-    "b200": Gpu("NVIDIA B200 SXM", 2250e12, 183_359 * _MIB, 8.0e12, 900e9, 50e9, PCIE_5_BYTES_PER_S),
-}
-"""Compute, memory and links as the vendor publishes them (L40S: PCIe 4.0 x16, it has no NVLink).
-
-The network is an assumption: 400 Gb/s a GPU, 200 Gb/s for A100 and L40S, and for H20 as in arXiv 2602.14516.
-Host memory is reached over the PCIe generation of the card.
-"""
-
-
-def host_bytes_per_s(description: str) -> float:
-    """The peak rate between a GPU and its host, one direction, by the PCIe generation of the preset that a text names.
-
-    For any other accelerator it is that of PCIe 4.0.
-    """
-    name = preset_of(description)
-    return GPUS[name].host_bytes_per_s if name else PCIE_4_BYTES_PER_S
-
-
-def preset_of(description: str) -> str | None:
-    """The name of the preset that a text names, such as a GPU's name in the driver; None: none."""
-    words = re.findall(r"[a-z0-9]+", description.lower())
-    return next((word for word in words if word in GPUS), None)
-
-
-def gpu(name: str) -> Gpu:
-    """A GPU by the name of its preset.
-
-    Raises:
-        UserError: an unknown name; the known ones are listed.
-    """
-    if found := GPUS.get(name.lower()):
-        return found
-    raise UserError(f"unknown GPU {name!r}; known: {', '.join(sorted(GPUS))}")
-
 
 # -- the KV memory of a replica: the memory that its weights leave free
 
@@ -123,7 +47,7 @@ MEMORY_SHARE = MemoryShare()
 def kv_capacity_tokens(shape: ModelShape, gpu: Gpu, tp: int, share: MemoryShare = MEMORY_SHARE) -> int:
     """KV tokens of one replica beside its weights; 0 or negative: the weights leave no room."""
     free_bytes = share.usable_share * gpu.memory_bytes - share.reserve_bytes - shape.weight_bytes / tp
-    return int(free_bytes // (shape.kv_bytes_per_token / shape.kv_shards(tp)))
+    return int(free_bytes // shape.device_bytes_per_token(tp))
 
 
 _Curve = Callable[[int], float]
@@ -137,11 +61,13 @@ class Efficiency:
     """Shares of the peaks that are reached, and fixed costs; recorded in the profile's provenance."""
 
     matmul_flops_share: float = 0.65
+    expert_flops_share: float = 0.35
     attention_flops_share: float = 0.4
     memory_share: float = 0.75
     link_share: float = 0.7
     network_share: float = 0.8
     forward_s: float = 1.0e-3
+    expert_layer_s: float = 3.0e-5
     all_reduce_s: float = 1.0e-5
     transfer_s: float = 1.0e-3
     host_link_share: float = HOST_LINK_SHARE
@@ -161,47 +87,93 @@ class _Replica:
         return self.tp * self.gpu.memory_bytes_per_s * self.efficiency.memory_share
 
     @property
-    def matmul_flops_per_s(self) -> float:
-        return self.tp * self.gpu.flops_per_s * self.efficiency.matmul_flops_share
+    def attention_flops_per_s(self) -> float:
+        return self.tp * self.gpu.flops_per_s * self.efficiency.attention_flops_share
+
+    @property
+    def multiply_s_per_token(self) -> float:
+        """Multiplying with the active matrices of the layers, each format at its own peak."""
+        dense_s = sum(count * self._peak_s(layer.weights) for layer, count in self.shape.layers)
+        experts_s = sum(
+            count * layer.experts.active * self._peak_s(layer.experts.each)
+            for layer, count in self.shape.layers
+            if layer.experts
+        )
+        return dense_s / self.efficiency.matmul_flops_share + experts_s / self.efficiency.expert_flops_share
+
+    def _peak_s(self, matrices: Iterable[Weights]) -> float:
+        """Multiplying a token with matrices at the peak."""
+        return sum(2 * each.parameters / (self.tp * self.gpu.flops_for(each.format)) for each in matrices)
+
+    @property
+    def mixing_s_per_token(self) -> float:
+        """A token's attention within windows in a prefill, and its changes of the states."""
+        windows = sum(count * each.window * each.pair_flops for each, count in self.shape.attention())
+        states = sum(count * layer.state_flops for layer, count in self.shape.layers)
+        return (windows + states) / self.attention_flops_per_s
 
     @property
     def attention_s_per_pair(self) -> float:
-        flops_per_s = self.tp * self.gpu.flops_per_s * self.efficiency.attention_flops_share
-        return self.shape.attention_flops_per_pair / flops_per_s
+        flops = sum(count * each.pair_flops for each, count in self.shape.attention() if not each.window)
+        return flops / self.attention_flops_per_s
+
+    def step_s_per_token(self, attention: Attention) -> float:
+        """A decode step's attention to one token: it reads the KV, or computes if that takes longer."""
+        read_bytes = attention.kv_bytes / min(self.tp, attention.kv_heads)
+        read_s = read_bytes / (self.gpu.memory_bytes_per_s * self.efficiency.memory_share)
+        return max(read_s, attention.step_pair_flops / self.attention_flops_per_s)
 
     @property
-    def kv_read_s_per_token(self) -> float:
-        per_gpu_bytes = self.shape.kv_bytes_per_token / self.shape.kv_shards(self.tp)
-        return per_gpu_bytes / (self.gpu.memory_bytes_per_s * self.efficiency.memory_share)
+    def context_s_per_token(self) -> float:
+        """A decode step's work for each token of context."""
+        return sum(count * self.step_s_per_token(each) for each, count in self.shape.attention() if not each.window)
+
+    @property
+    def sequence_s(self) -> float:
+        """A decode step's work for each sequence: attention within windows; reading and writing states."""
+        windows = sum(count * each.window * self.step_s_per_token(each) for each, count in self.shape.attention())
+        states = sum(count * layer.state_bytes for layer, count in self.shape.layers)
+        return windows + 2 * states / self.memory_bytes_per_s
+
+    @property
+    def history_s_per_token(self) -> float:
+        """A prefill's work for each token of history beside attention: its KV is read, and expanded if it is latent."""
+        read_bytes = sum(
+            count * each.kv_bytes / min(self.tp, each.kv_heads)
+            for each, count in self.shape.attention()
+            if not each.window
+        )
+        flops = sum(count * each.history_flops for each, count in self.shape.attention())
+        return read_bytes / (self.gpu.memory_bytes_per_s * self.efficiency.memory_share) + flops / (
+            self.tp * self.gpu.flops_per_s * self.efficiency.matmul_flops_share
+        )
 
     @property
     def fixed_s(self) -> float:
-        reduces = 2 * self.shape.layers if self.tp > 1 else 0
-        return self.efficiency.forward_s + reduces * self.efficiency.all_reduce_s
+        reduces = self.shape.reduces if self.tp > 1 else 0
+        experts_s = sum(count for layer, count in self.shape.layers if layer.experts) * self.efficiency.expert_layer_s
+        return self.efficiency.forward_s + experts_s + reduces * self.efficiency.all_reduce_s
 
     @property
     def exchange_s_per_token(self) -> float:
-        """All-reduces of one token's activations: a ring moves 2 (tp - 1) / tp of them over each link."""
-        activation_bytes = 2 * self.shape.layers * self.shape.hidden * self.shape.bytes_per_value
+        """All-reduces of one token's 16-bit activations: a ring moves 2 (tp - 1) / tp of them over each link."""
+        activation_bytes = self.shape.reduces * self.shape.hidden * 2
         link_bytes_per_s = self.gpu.link_bytes_per_s * self.efficiency.link_share
         return activation_bytes * 2 * (self.tp - 1) / self.tp / link_bytes_per_s
 
     def pass_s(self, tokens: float, outputs: float) -> float:
         """A pass over `tokens` tokens that computes logits for `outputs` of them, without attention."""
         shape = self.shape
-        output_bytes = shape.output_parameters * shape.bytes_per_value
-        read_s = (shape.read_bytes(tokens) + output_bytes) / self.memory_bytes_per_s
-        flops = 2 * (tokens * shape.active_parameters + outputs * shape.output_parameters)
-        return max(read_s, flops / self.matmul_flops_per_s) + self.fixed_s + tokens * self.exchange_s_per_token
+        read_s = (shape.read_bytes(tokens) + shape.output_bytes) / self.memory_bytes_per_s
+        output_flops_per_s = self.tp * self.gpu.flops_per_s * self.efficiency.matmul_flops_share
+        multiply_s = tokens * self.multiply_s_per_token + outputs * 2 * shape.output_parameters / output_flops_per_s
+        return max(read_s, multiply_s) + self.fixed_s + tokens * self.exchange_s_per_token
 
     @property
     def knee_tokens(self) -> int:
         """Up to this number of tokens, reading all weights takes longer than multiplying with them."""
-        per_token_s = 2 * self.shape.active_parameters / self.matmul_flops_per_s
-        read_s = (self.shape.read_bytes(1e9) + self.shape.output_parameters * self.shape.bytes_per_value) / (
-            self.memory_bytes_per_s
-        )
-        return max(1, ceil(read_s / per_token_s))
+        read_s = (self.shape.read_bytes(1e9) + self.shape.output_bytes) / self.memory_bytes_per_s
+        return max(1, ceil(read_s / self.multiply_s_per_token))
 
 
 def analytic_profile(
@@ -209,37 +181,46 @@ def analytic_profile(
 ) -> PerformanceProfile:
     """The profile of `shape` on `gpu` for tensor-parallel `degrees`, with KV transfers among all of them."""
     efficiency = efficiency or Efficiency()
-    parts = (shape, gpu, efficiency, MEMORY_SHARE)
+    parts = (asdict(gpu), asdict(efficiency), asdict(MEMORY_SHARE), _sizes(shape))
     return PerformanceProfile(
         provenance=Provenance(
             kind="analytic",
             source="ampd.perf.roofline",
-            model=f"{shape.name}, {8 * shape.bytes_per_value}-bit",
+            model=f"{shape.name}, {shape.formats}",
             gpu=gpu.name,
             date=date,
             method="Roofline from the published dimensions and peak figures below, times the shares that are assumed "
             "to be reached; not measured. A transfer uses the network cards of the smaller of the two replicas.",
-            assumptions={key: value for part in parts for key, value in asdict(part).items() if key != "name"},
+            assumptions={key: value for part in parts for key, value in part.items() if key != "name"},
         ),
         workers=tuple(
             _curves(_Replica(shape, gpu, tp, efficiency), max(kv_capacity_tokens(shape, gpu, tp), 0)) for tp in degrees
         ),
         kv_transfers=tuple(transfer_curve(shape, gpu, a, b, efficiency) for a in degrees for b in degrees),
-        kv_bytes_per_token=shape.kv_bytes_per_token,
+        kv_bytes_per_token=round(shape.kv_bytes_per_token) or None,
         host_link_bytes_per_s=gpu.host_bytes_per_s * efficiency.host_link_share,
         max_context_tokens=shape.max_context_tokens,
     )
 
 
+def _sizes(shape: ModelShape) -> dict[str, float]:
+    return {
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "weight_bytes": shape.weight_bytes,
+        "sequence_bytes": shape.sequence_bytes,
+    }
+
+
 def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
-    attention_s, kv_read_s = _short(replica.attention_s_per_pair), _short(replica.kv_read_s_per_token)
+    attention_s = _short(replica.attention_s_per_pair)
     # A prefill needs the logits of its last token only, a decode step those of every sequence.
-    prefill = _pieces(replica, lambda tokens: replica.pass_s(tokens, 1))
-    decode = _pieces(replica, lambda batch: replica.pass_s(batch, batch))
+    prefill = _pieces(replica, lambda tokens: replica.pass_s(tokens, 1) + tokens * replica.mixing_s_per_token)
+    decode = _pieces(replica, lambda batch: replica.pass_s(batch, batch) + batch * replica.sequence_s)
     return ParallelismCurves(
         tp=replica.tp,
         prefill=PrefillCurve(
-            history_s_per_token=kv_read_s,
+            history_s_per_token=_short(replica.history_s_per_token),
             segments=tuple(
                 PrefillSegment(
                     from_incr_tokens=start, alpha_s=alpha_s, beta_s_per_token=beta_s, gamma_s_per_token2=attention_s
@@ -247,7 +228,7 @@ def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
                 for start, alpha_s, beta_s in prefill
             ),
         ),
-        decode=DecodeCurve.of(kv_read_s, decode),
+        decode=DecodeCurve.of(_short(replica.context_s_per_token), decode),
         mixed_passes=CALCULATED_PASSES,
         kv_capacity_tokens=capacity_tokens,
         kv_shards=replica.shape.kv_shards(replica.tp),
@@ -276,8 +257,16 @@ def transfer_curve(
 ) -> TransferCurve:
     """Moving KV over the network cards of the smaller of two replicas."""
     bytes_per_s = min(tp_source, tp_target) * gpu.network_bytes_per_s * efficiency.network_share
-    line = (0, _short(efficiency.transfer_s), _short(shape.kv_bytes_per_token / bytes_per_s))
-    return TransferCurve.of(tp_source, tp_target, [line])
+    states_s = sum(count * layer.state_bytes for layer, count in shape.layers) / bytes_per_s
+    windows = [(each.window, count * each.kv_bytes) for each, count in shape.attention() if each.frees]
+    # Behind its window, KV of such a layer is not moved.
+    slopes = [
+        (start, shape.kv_bytes_per_token + sum(kv_bytes for window, kv_bytes in windows if window > start))
+        for start in sorted({0, *(window for window, _ in windows)})
+    ]
+    alpha_s = _short(efficiency.transfer_s + states_s)
+    line = [(start, alpha_s if start == 0 else 0.0, _short(slope / bytes_per_s)) for start, slope in slopes]
+    return TransferCurve.of(tp_source, tp_target, line)
 
 
 def _short(value: float) -> float:

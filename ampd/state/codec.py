@@ -7,6 +7,8 @@ for a record that is malformed, or of a kind that this version does not know.
 
 from __future__ import annotations
 
+import functools
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +18,14 @@ from msgspec import json
 
 from ampd.policies.estimates import Queue
 from ampd.recent_load import RecentRound
+from ampd.state.overlay import merge
 from ampd.state.store import LoadedRound, RoleAssigned, StateEvent, TaskQueued, WorkerUpdated
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Text, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Text, WorkerView
 from ampd.wire import shifted
 
 Decoded = TypeVar("Decoded")
+
+log = logging.getLogger(__name__)
 
 _encode = json.Encoder().encode
 _tasks, _views, _coordinators = json.Decoder(PrefillTask), json.Decoder(WorkerView), json.Decoder(CoordinatorView)
@@ -123,3 +127,48 @@ def _read(decoder: json.Decoder[Decoded], record: bytes) -> Decoded:
         worker = _WORKER_ID.search(record)
         whose = f" of worker {worker[1].decode()!r}" if worker else ""
         raise CodecError(f"unreadable record{whose}: {error}") from None
+
+
+class SnapshotReader:
+    """Turns the server's records into views, and the server's times into times of the reader's clock."""
+
+    def __init__(self, server_now_ms: int, now_s: float) -> None:
+        self._server_now_ms = server_now_ms
+        self._now_s = now_s
+
+    def worker(self, view: bytes, queue: list[bytes]) -> WorkerView:
+        """A worker's view with the prefills that were entered or finished since (task id, record, task id, ...)."""
+        entered: list[tuple[float, PrefillTask]] = []
+        done: set[str] = set()
+        for task_id, change in zip(queue[::2], queue[1::2], strict=True):
+            try:
+                written_s, record = self._stamped(change)
+                if record:
+                    entered.append((written_s, decode_task(record, written_s)))
+                else:
+                    done.add(task_id.decode())
+            except (CodecError, UnicodeDecodeError) as error:
+                warn_once(f"left out a task: {error}")
+        entered.sort(key=lambda item: (item[0], item[1].arrival_s))
+        written_s, record = self._stamped(view)
+        return merge(decode_view(record, written_s), [task for _, task in entered], done)
+
+    def age_s(self, record: bytes) -> float:
+        """Seconds since a stamped record was written, by the server's clock.
+
+        Raises:
+            CodecError: the stamp is no number.
+        """
+        try:
+            return (self._server_now_ms - int(record.partition(b" ")[0])) / 1000
+        except (ValueError, OverflowError):
+            raise CodecError("a record without the time of writing") from None
+
+    def _stamped(self, record: bytes) -> tuple[float, bytes]:
+        return self._now_s - self.age_s(record), record.partition(b" ")[2]
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_once(line: str) -> None:
+    """Log a line once, because a worker may publish the same nonsense many times per second."""
+    log.warning("%s", line)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.policies.estimates import mean_rest_s, queue_times
+from ampd.policies.estimates import Queue, queue_times
 from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
 from ampd.types import PrefillTask, QueueRest, WorkerView
 
@@ -36,7 +35,6 @@ class KnownWorker:
         "_held_tokens",
         "_model",
         "_view",
-        "_worked_s",
         "deadline_s",
         "proof_s",
         "published",
@@ -44,7 +42,7 @@ class KnownWorker:
     )
 
     def __init__(self, view: WorkerView, model: PerformanceModel | None) -> None:
-        self.deadline_s = self.proof_s = self.suspect_until_s = self._worked_s = float("-inf")
+        self.deadline_s = self.proof_s = self.suspect_until_s = float("-inf")
         self.published = view
         self._model = model
         self._entered: dict[str, tuple[float, PrefillTask]] = {}
@@ -70,12 +68,8 @@ class KnownWorker:
             if now_s - at_s > (REST_GRACE_S if has_rest else QUEUE_GRACE_S):
                 del self._entered[task_id]
                 lost_tasks += not has_rest
-        for task_id, at_s in list(self._done.items()):
-            if now_s - at_s > QUEUE_GRACE_S:
-                del self._done[task_id]
         self.published = view
         self._held_tokens = view.held_tokens
-        self._worked_s = float("-inf")
         self._view = None
         self._predict()
         return lost_tasks
@@ -96,70 +90,16 @@ class KnownWorker:
     def finish(self, task_id: str, now_s: float) -> None:
         """A prefill is done. A view that was written before does not bring it back."""
         self._entered.pop(task_id, None)
+        self._done = {known: at_s for known, at_s in self._done.items() if now_s - at_s <= QUEUE_GRACE_S}
         self._done[task_id] = now_s
         self._view = None
 
-    def end(self, task_id: str, now_s: float) -> None:
-        """A prefill is done while the worker does not publish. If it was the one that ran, the next one begins now."""
-        running = next(iter([*self._listed(), *self.view().queue]), None)
-        if running and task_id == running.task_id:
-            self._worked_s = max(self._worked_s, now_s)
-        self._drop(task_id)
-
-    def _listed(self) -> list[PrefillTask]:
-        """The prefills that are here by the worker's own report only."""
-        return [task for task in self.view().queue if task.task_id not in self._entered]
-
-    def _drop(self, task_id: str) -> None:
-        self._entered.pop(task_id, None)
-        self.published = merge(self.published, (), {task_id})
+    def forget_queue(self) -> None:
+        """What waited here before the shared state was lost is not known any more."""
+        self._entered.clear()
+        self._done.clear()
+        self.published = replace(self.published, queue=Queue(()), queue_rest=QueueRest())
         self._view = None
-
-    def work_off(self, since_s: float, now_s: float) -> float:
-        """Take away the prefills that the model predicts to be done by now, because nothing was heard since `since_s`.
-
-        They run one after the other: those that the worker listed, those that it only counted, and those that were
-        entered afterwards, none of which begins before it was entered.
-
-        Returns when the next one will be done; infinite if there is none, or without a model.
-        """
-        if self._model is None:
-            return float("inf")
-        self._worked_s = max(self._worked_s, since_s)
-        try:
-            next_s = self._work_off_those(self._model, self._listed(), now_s)
-            if next_s is None:
-                next_s = self._work_off_rest(self._model, now_s)
-            if next_s is None:
-                next_s = self._work_off_those(self._model, self.view().queue, now_s)
-        except UserError:  # the model lacks the parallelism: a decision that needs its times ends with the same error
-            next_s = None
-        return float("inf") if next_s is None else next_s
-
-    def _work_off_those(self, model: PerformanceModel, tasks: Iterable[PrefillTask], now_s: float) -> float | None:
-        """When the first of them that is not done will be; None: all are done."""
-        for task in tasks:
-            entered_s, _ = self._entered.get(task.task_id, (float("-inf"), task))
-            takes_s = model.prefill_s(task.hist_tokens, task.incr_tokens, self.published.parallelism)
-            done_s = max(self._worked_s, entered_s) + takes_s
-            if done_s > now_s:
-                return done_s
-            self._worked_s = done_s
-            self._drop(task.task_id)
-        return None
-
-    def _work_off_rest(self, model: PerformanceModel, now_s: float) -> float | None:
-        """The same for the prefills that the view only counts: all at once, at the time of the last of them."""
-        rest = self.published.queue_rest
-        if not rest.tasks:
-            return None
-        done_s = self._worked_s + rest.tasks * mean_rest_s(rest, model, self.published.parallelism)
-        if done_s > now_s:
-            return done_s
-        self._worked_s = done_s
-        self.published = replace(self.published, queue_rest=QueueRest())
-        self._view = None
-        return None
 
     def hold(self, session_id: str, tokens: int) -> None:
         """The worker holds the KV of this many tokens of a session."""

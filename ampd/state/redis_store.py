@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, convert
+
+from ampd.errors import UserError
 from ampd.session_key import tenant_key
 from ampd.state import codec
-from ampd.state.overlay import merge
-from ampd.state.redis_connection import RedisConnection, Subscription
+from ampd.state.redis_connection import NO_CLUSTER, RedisConnection, Subscription, check_url
 from ampd.state.schema import (
     ASSIGNED_TTL_S,
     DEATHS_TTL_S,
@@ -34,7 +35,6 @@ from ampd.state.store import (
     LoadedRound,
     Overview,
     RoleAssigned,
-    RoundTrips,
     RouteOutcome,
     RouteWrite,
     SessionLimits,
@@ -43,20 +43,55 @@ from ampd.state.store import (
     StateUnavailableError,
     TooManySessionsError,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, WorkerView
+from ampd.telemetry.metrics import names
+from ampd.telemetry.metrics.exposition import Reading
+from ampd.types import CoordinatorView, Count, WorkerView
 
 log = logging.getLogger(__name__)
 
-_GRAPH_IS_FULL, _TENANT_IS_FULL, _IS_FATAL = -1, -2, -3
-"""Answers of the script `route` for a session beyond a limit, and for a prompt under which workers died."""
-
-_MOST_DIGITS = 18
-"""Of a time in milliseconds."""
+_Truth = Literal[0, 1]
+_Small = Annotated[int, Meta(ge=-1, le=1 << 53)]
 
 
-class RedisStore:
-    """One process's handle on a namespace; a `StateStore`.
+DEFAULT_TIMEOUT_S = 2.0
+
+
+async def open_store(
+    url: str, namespace: str, *, clock: Callable[[], float] = time.monotonic, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> StateStore:
+    """Open the shared state and check that it answers.
+
+    Args:
+        url: `redis://[user:password@]host[:port][/db]`, `rediss://` (TLS; `?ssl_ca_certs=FILE` and the like)
+            or `unix://[user:password@]/path[?db=N]`, or `redis+sentinel://[user:password@]host:port,.../SERVICE[/db]`
+            (`rediss+sentinel://` with TLS).
+        namespace: separates the graphs that share a Redis.
+        clock: the clock of the tasks' arrival times.
+        timeout_s: for connecting and for each operation.
+
+    Raises:
+        UserError: the URL is malformed, or leads to a server of a kind that is not supported.
+        StateUnavailableError: the store does not answer, or refuses.
+    """
+    check_url(url)
+    store = StateStore(url, namespace, clock=clock, timeout_s=timeout_s)
+    try:
+        mode = await store.server_mode()
+        if mode == "cluster":
+            raise UserError(NO_CLUSTER)
+        if mode == "sentinel":
+            raise UserError(
+                "state URL: a Sentinel listens there; name it as redis+sentinel://host:port,.../SERVICE, with the "
+                "service that it watches"
+            )
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class StateStore:
+    """One process's handle on the shared state of a namespace. Every call may raise `StateUnavailableError`.
 
     Args:
         clock: the clock of the tasks' arrival times.
@@ -66,18 +101,23 @@ class RedisStore:
     """
 
     def __init__(
-        self, url: str, namespace: str, *, clock: Callable[[], float] = time.monotonic, timeout_s: float = 2.0
+        self,
+        url: str,
+        namespace: str,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._schema = Schema(namespace)
         self._clock = clock
         self._connection = RedisConnection(url, timeout_s)
-
-    @property
-    def round_trips(self) -> RoundTrips:
-        """Counts and times of the commands so far, without subscriptions."""
-        return self._connection.round_trips
+        self.round_trips = self._connection.round_trips
 
     async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+        """Write a worker's view and renew its lease; it disappears `lease_s` after the last call.
+
+        Returns the role that was assigned to the worker last, if the store still has it.
+        """
         schema, worker_id = self._schema, view.worker_id
         role = await self._connection.script(
             "publish",
@@ -94,12 +134,13 @@ class RedisStore:
             ],
         )
         try:
-            return None if role is None else codec.decode_role(_record(role))
+            return None if role is None else codec.decode_role(_read(bytes, role))
         except codec.CodecError as error:
             log.warning("skipped a role: %s", error)
             return None
 
     async def remove_worker(self, worker_id: str) -> None:
+        """Remove a worker and everything that it published."""
         schema = self._schema
         await self._connection.script(
             "remove",
@@ -108,6 +149,7 @@ class RedisStore:
         )
 
     async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
+        """Remove prefills from the stored queue of a worker."""
         schema = self._schema
         await self._connection.script(
             "finish",
@@ -116,9 +158,16 @@ class RedisStore:
         )
 
     async def announce(self, event: StateEvent) -> None:
+        """Publish an event without writing, because a store that refuses writes may still pass on events."""
         await self._connection.command("PUBLISH", self._schema.events, codec.encode_event(event, self._clock()))
 
     async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
+        """Write or refresh a binding and enter the task, atomically and in one round trip.
+
+        Raises:
+            TooManySessionsError: the session is new, and would be one too many.
+            FatalRequestError: two workers or more died under the prompt, the last one a short time ago.
+        """
         schema = self._schema
         session, queue = schema.session(write.session_id), schema.queue(write.queue_worker_id)
         tenant = tenant_key(write.tenant)
@@ -150,25 +199,30 @@ class RedisStore:
             ],
         )
         match answer:
-            case [int(refused), *_] if refused == _GRAPH_IS_FULL:
+            case [-1, *_]:
                 raise TooManySessionsError("graph", limits.per_graph)
-            case [int(refused), *_] if refused == _TENANT_IS_FULL:
+            case [-2, *_]:
                 raise TooManySessionsError("tenant", limits.per_tenant)
-            case [int(refused), int(deaths), *_] if refused == _IS_FATAL:
+            case [-3, int(deaths), *_]:
                 raise FatalRequestError(deaths)
         return _outcome(write.session_id, answer)
 
     async def record_death(self, prompt_digest: str, death: str) -> int:
+        """A worker died while it ran a prompt. Returns how many deaths the store knows under this prompt.
+
+        Args:
+            death: its name; the same one counts once.
+        """
         deaths = await self._connection.script(
             "death",
             [self._schema.deaths(prompt_digest), self._schema.refused(prompt_digest)],
             [death, ms(DEATHS_TTL_S), FATAL_DEATHS, ms(REFUSED_S)],
         )
-        if not isinstance(deaths, int):
-            raise _strange("death")
-        return deaths
+        count: int = _read(int, deaths)
+        return count
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
+        """Move a session to another decode worker if `binding` still holds or is newer; this raises the epoch by 1."""
         answer = await self._connection.script(
             "repin",
             [self._schema.session(binding.session_id)],
@@ -177,10 +231,16 @@ class RedisStore:
         return _outcome(binding.session_id, answer)
 
     async def binding(self, session_id: str) -> Binding | None:
+        """The binding that holds, or None."""
         record = await self._connection.command("GET", self._schema.session(session_id))
         return _binding(session_id, record)
 
     async def end_session(self, session_id: str, tenant: str = "") -> Binding | None:
+        """Delete a binding and return it.
+
+        Args:
+            tenant: of the session, as far as the caller knows; the store knows it unless it has lost the session.
+        """
         schema = self._schema
         record = await self._connection.script(
             "end",
@@ -196,35 +256,34 @@ class RedisStore:
         return _binding(session_id, record)
 
     async def ended_sessions(self) -> list[str]:
+        """The sessions that ended in the last minutes."""
         answer = await self._connection.command("ZRANGE", self._schema.ended, 0, -1)
-        if not isinstance(answer, list):
-            raise _strange("with ended sessions")
-        return [_text(session_id) for session_id in answer]
+        return [_text(session_id) for session_id in _read(list[bytes], answer)]
 
     async def lead(self, holder: str, lease_s: float) -> Leadership:
+        """Take or renew the lead for `lease_s` seconds, unless another coordinator has it."""
         answer = await self._connection.script(
             "lead", [self._schema.leader, self._schema.assigned], [holder, ms(lease_s)]
         )
-        match answer:
-            case [(0 | 1) as leads, int(assigned_ago_ms)]:
-                return Leadership(bool(leads), assigned_ago_ms / 1000 if assigned_ago_ms >= 0 else None)
-        raise _strange("lead")
+        leads, assigned_ago_ms = _read(tuple[_Truth, _Small], answer)
+        return Leadership(bool(leads), assigned_ago_ms / 1000 if assigned_ago_ms >= 0 else None)
 
     async def resign(self, holder: str) -> None:
+        """Give up the lead, so that another coordinator can take it at once."""
         await self._connection.script("resign", [self._schema.leader], [holder])
 
     async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
+        """Assign a role that the store keeps for `ttl_s`. Without the lead this does nothing and returns False."""
         schema = self._schema
         accepted = await self._connection.script(
             "assign",
             [schema.leader, schema.role(role.worker_id), schema.assigned],
             [holder, codec.encode_role(role), ms(ttl_s), schema.roles, ms(ASSIGNED_TTL_S)],
         )
-        if accepted not in (0, 1):
-            raise _strange("assign")
-        return bool(accepted)
+        return bool(_read(_Truth, accepted))
 
     async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
+        """Write a coordinator's view and renew its lease; it disappears `lease_s` after the last call."""
         schema, coordinator_id = self._schema, view.coordinator_id
         await self._connection.script(
             "publish_coordinator",
@@ -234,65 +293,84 @@ class RedisStore:
 
     async def remove_coordinator(self, coordinator_id: str) -> None:
         # Readers ignore its entry in the index, which the next coordinator that publishes removes.
+        """Remove a coordinator's view."""
         await self._connection.command("DEL", self._schema.coordinator(coordinator_id))
 
     async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
+        """Add rounds that ended to the recent load of the graph, which keeps them for `keep_s`."""
         batch = codec.encode_load(rounds, self._clock())
         await self._connection.script("record_load", [self._schema.load], [batch, ms(keep_s)])
 
     async def recent_load(self) -> list[LoadedRound]:
+        """The rounds that were recorded, in any order, with times on this handle's clock."""
         answer = await self._connection.script("load", [self._schema.load], [])
-        reader, batches = self._listed("load", answer)
+        reader, batches = self._listed(answer, bytes)
         rounds: list[LoadedRound] = []
-        for batch in map(_record, batches):
+        for batch in batches:
             try:
                 rounds += codec.decode_load(batch.partition(b" ")[2], self._clock() - reader.age_s(batch))
             except codec.CodecError as error:
-                _warn_once(f"left out recorded load: {error}")
+                codec.warn_once(f"left out recorded load: {error}")
         return rounds
 
     async def snapshot(self) -> list[WorkerView]:
+        """All live workers with their queues and held sessions, at one moment."""
         return [heard.view for heard in await self._workers()]
 
     async def overview(self) -> Overview:
+        """All live workers, and then all live coordinators: two reads, not one moment."""
         return Overview(await self._workers(), await self._coordinators())
 
     async def _workers(self) -> list[Heard[WorkerView]]:
         answer = await self._connection.script("snapshot", [self._schema.workers], [self._schema.prefix])
-        reader, workers = self._listed("snapshot", answer)
+        reader, workers = self._listed(answer, tuple[bytes, list[bytes]])
         views = []
-        for view, queue in map(_view_and_queue, workers):
+        for view, queue in workers:
             try:
                 views.append(Heard(reader.worker(view, queue), reader.age_s(view)))
             except codec.CodecError as error:
-                _warn_once(f"left out a worker: {error}")
+                codec.warn_once(f"left out a worker: {error}")
         return views
 
     async def _coordinators(self) -> list[Heard[CoordinatorView]]:
         schema = self._schema
         answer = await self._connection.script("coordinators", [schema.coordinators], [schema.prefix])
-        reader, records = self._listed("coordinators", answer)
+        reader, records = self._listed(answer, bytes)
         views = []
-        for record in map(_record, records):
+        for record in records:
             try:
                 views.append(Heard(codec.decode_coordinator(record.partition(b" ")[2]), reader.age_s(record)))
             except codec.CodecError as error:
-                _warn_once(f"left out a coordinator: {error}")
+                codec.warn_once(f"left out a coordinator: {error}")
         return views
 
-    def watch(self) -> RedisWatcher:
-        return RedisWatcher(self._connection, self._schema.events, self._clock)
+    def watch(self) -> Watcher:
+        """Events since `start` or the first `__anext__`; raises `StateUnavailableError` when the store is lost."""
+        return Watcher(self._connection, self._schema.events, self._clock)
 
-    def watch_roles(self) -> RedisWatcher:
-        return RedisWatcher(self._connection, self._schema.roles, self._clock)
+    def watch_roles(self) -> Watcher:
+        """Like `watch`, for assigned roles (`RoleAssigned`) only."""
+        return Watcher(self._connection, self._schema.roles, self._clock)
 
     def refused_ago_s(self) -> float:
+        """Seconds since the store last refused a command of this process; infinite if it never did."""
         return self._connection.refused_ago_s()
 
     async def ping(self) -> float:
+        """Round-trip time to the store, in seconds."""
         start_s = time.perf_counter()
         await self._connection.command("PING")
         return time.perf_counter() - start_s
+
+    def readings(self, *, is_available: bool) -> Iterator[Reading]:
+        """Metrics of this handle: whether the shared state answers, and its round trips by operation."""
+        yield Reading(names.STATE_AVAILABLE, is_available)
+        trips = self.round_trips
+        for operation, calls in list(trips.calls.items()):
+            labels = (operation,)
+            yield Reading(names.STATE_ROUND_TRIPS, calls, labels)
+            yield Reading(names.STATE_ERRORS, trips.failures[operation], labels)
+            yield Reading(names.STATE_SECONDS, trips.total_s.get(operation, 0.0), labels)
 
     async def server_mode(self) -> str:
         """`standalone`, `cluster` or `sentinel`; "" if the server does not tell."""
@@ -306,17 +384,16 @@ class RedisStore:
         return next((_text(value) for name, value in pairwise(words) if name == b"mode"), "")
 
     async def close(self) -> None:
+        """Release connections."""
         await self._connection.close()
 
-    def _listed(self, script: str, answer: Any) -> tuple[SnapshotReader, list[Any]]:
+    def _listed(self, answer: Any, kind: Any) -> tuple[codec.SnapshotReader, list[Any]]:
         """The records of an answer that begins with the server's time."""
-        match answer:
-            case [bytes(text), *records] if text.isdigit() and len(text) <= _MOST_DIGITS:
-                return SnapshotReader(int(text), self._clock()), records
-        raise _strange(script)
+        now_ms, *records = _read(list[Any], answer) or [None]
+        return codec.SnapshotReader(_read(_Small, now_ms), self._clock()), _read(list[kind], records)
 
 
-class RedisWatcher:
+class Watcher:
     """A subscription to one of a namespace's channels; a `Watcher`."""
 
     def __init__(self, connection: RedisConnection, channel: str, clock: Callable[[], float]) -> None:
@@ -326,13 +403,15 @@ class RedisWatcher:
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
+        """Subscribe. The watcher gets every event after this returns, so that a snapshot taken then misses none."""
         if self._subscription is None:
             self._subscription = await self._connection.subscribe(self._channel)
 
     def silent_s(self) -> float:
+        """Seconds since the last sign of life of the store, which is the age of the watcher's knowledge."""
         return 0.0 if self._subscription is None else self._subscription.silent_s()
 
-    def __aiter__(self) -> RedisWatcher:
+    def __aiter__(self) -> Watcher:
         return self
 
     async def __anext__(self) -> StateEvent:
@@ -343,97 +422,38 @@ class RedisWatcher:
             try:
                 return codec.decode_event(record, self._clock())
             except codec.CodecError as error:
-                _warn_once(f"skipped an event: {error}")
+                codec.warn_once(f"skipped an event: {error}")
 
     async def aclose(self) -> None:
+        """End the subscription."""
         if self._subscription is not None:
             await self._subscription.close()
             self._subscription = None
 
 
-class SnapshotReader:
-    """Turns the server's records into views, and the server's times into times of the reader's clock."""
-
-    def __init__(self, server_now_ms: int, now_s: float) -> None:
-        self._server_now_ms = server_now_ms
-        self._now_s = now_s
-
-    def worker(self, view: bytes, queue: list[bytes]) -> WorkerView:
-        """A worker's view with the prefills that were entered or finished since (task id, record, task id, ...)."""
-        entered: list[tuple[float, PrefillTask]] = []
-        done: set[str] = set()
-        for task_id, change in zip(queue[::2], queue[1::2], strict=True):
-            try:
-                written_s, record = self._stamped(change)
-                if record:
-                    entered.append((written_s, codec.decode_task(record, written_s)))
-                else:
-                    done.add(task_id.decode())
-            except (codec.CodecError, UnicodeDecodeError) as error:
-                _warn_once(f"left out a task: {error}")
-        entered.sort(key=lambda item: (item[0], item[1].arrival_s))
-        written_s, record = self._stamped(view)
-        return merge(codec.decode_view(record, written_s), [task for _, task in entered], done)
-
-    def age_s(self, record: bytes) -> float:
-        """Seconds since a stamped record was written, by the server's clock.
-
-        Raises:
-            CodecError: the stamp is no number.
-        """
-        try:
-            return (self._server_now_ms - int(record.partition(b" ")[0])) / 1000
-        except (ValueError, OverflowError):
-            raise codec.CodecError("a record without the time of writing") from None
-
-    def _stamped(self, record: bytes) -> tuple[float, bytes]:
-        return self._now_s - self.age_s(record), record.partition(b" ")[2]
-
-
-def _strange(command: str) -> StateUnavailableError:
-    return StateUnavailableError(f"the shared state answers {command} as no Redis with these scripts does")
-
-
-def _record(value: Any) -> bytes:
-    if not isinstance(value, bytes):
-        raise _strange("with a record")
-    return value
-
-
-def _text(value: Any) -> str:
+def _read(kind: Any, answer: Any) -> Any:
+    """An answer whose parts have the types that our scripts give, because something else may answer at a user's URL."""
     try:
-        return _record(value).decode()
-    except UnicodeDecodeError:
-        raise _strange("with a text") from None
+        return convert(answer, kind)
+    except ValueError as error:
+        raise StateUnavailableError(f"unexpected answer of the shared state ({error}); is it Redis?") from None
 
 
-def _view_and_queue(entry: Any) -> tuple[bytes, list[bytes]]:
-    """A worker's record, and the changes of its queue in pairs of task id and record."""
-    match entry:
-        case [bytes(view), list(queue)] if len(queue) % 2 == 0:
-            return view, [_record(part) for part in queue]
-    raise _strange("snapshot")
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
 
 
 def _outcome(session_id: str, answer: Any) -> RouteOutcome:
-    match answer:
-        case [(0 | 1) as accepted, int(epoch), bytes(worker_id)] if epoch >= 0:
-            return RouteOutcome(bool(accepted), Binding(session_id, _text(worker_id), epoch))
-    raise _strange("with a binding")
+    accepted, epoch, worker_id = _read(tuple[_Truth, Count, bytes], answer)
+    return RouteOutcome(bool(accepted), Binding(session_id, _text(worker_id), epoch))
 
 
 def _binding(session_id: str, answer: Any) -> Binding | None:
     if answer is None:
         return None
-    epoch, _, worker_id = _record(answer).partition(b" ")
+    epoch, _, worker_id = _read(bytes, answer).partition(b" ")
     try:
         return Binding(session_id, worker_id.decode(), int(epoch))
     except ValueError:
-        _warn_once("left out a binding that cannot be read")
+        codec.warn_once("left out a binding that cannot be read")
         return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _warn_once(line: str) -> None:
-    """Log a line once, because a worker may publish the same nonsense many times per second."""
-    log.warning("%s", line)

@@ -1,21 +1,20 @@
-"""The interface to the shared state. The product implements it on Redis, and the tests in memory too."""
+"""What the shared state holds and tells: bindings, events, roles, views with their ages, and its errors."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import inf
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
 from ampd.errors import RunError
 from ampd.recent_load import RecentRound
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Seconds, Text, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Role, Seconds, Text, WorkerView
 
 ViewT = TypeVar("ViewT")
 
@@ -234,149 +233,3 @@ class RoundTrips:
             raise
         finally:
             self.total_s[operation] = self.total_s.get(operation, 0.0) + time.perf_counter() - start_s
-
-
-class Watcher(Protocol):
-    """A subscription to a store's events: an async iterator that starts by itself if `start` was not called."""
-
-    def __aiter__(self) -> AsyncIterator[StateEvent]: ...
-
-    async def __anext__(self) -> StateEvent: ...
-
-    async def start(self) -> None:
-        """Subscribe. The watcher gets every event after this returns, so that a snapshot taken then misses none."""
-        ...
-
-    def silent_s(self) -> float:
-        """Seconds since the last sign of life of the store, which is the age of the watcher's knowledge."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the subscription."""
-        ...
-
-
-class StateStore(Protocol):
-    """Shared state of one namespace. Every call may raise `StateUnavailableError`."""
-
-    # -- workers (written by the worker itself)
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
-        """Write a worker's view and renew its lease; it disappears `lease_s` after the last call.
-
-        Returns the role that was assigned to the worker last, if the store still has it.
-        """
-        ...
-
-    async def remove_worker(self, worker_id: str) -> None:
-        """Remove a worker and everything that it published."""
-        ...
-
-    async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
-        """Remove prefills from the stored queue of a worker."""
-        ...
-
-    async def announce(self, event: StateEvent) -> None:
-        """Publish an event without writing, because a store that refuses writes may still pass on events."""
-        ...
-
-    # -- sessions (written by coordinators; Lua compare-and-set on Redis)
-    async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
-        """Write or refresh a binding and enter the task, atomically and in one round trip.
-
-        Raises:
-            TooManySessionsError: the session is new, and would be one too many.
-            FatalRequestError: two workers or more died under the prompt, the last one a short time ago.
-        """
-        ...
-
-    async def record_death(self, prompt_digest: str, death: str) -> int:
-        """A worker died while it ran a prompt. Returns how many deaths the store knows under this prompt.
-
-        Args:
-            death: its name; the same one counts once.
-        """
-        ...
-
-    async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:
-        """Move a session to another decode worker if `binding` still holds or is newer; this raises the epoch by 1."""
-        ...
-
-    async def binding(self, session_id: str) -> Binding | None:
-        """The binding that holds, or None."""
-        ...
-
-    async def end_session(self, session_id: str, tenant: str = "") -> Binding | None:
-        """Delete a binding and return it.
-
-        Args:
-            tenant: of the session, as far as the caller knows; the store knows it unless it has lost the session.
-        """
-        ...
-
-    async def ended_sessions(self) -> list[str]:
-        """The sessions that ended in the last minutes."""
-        ...
-
-    # -- roles (assigned by the coordinator that leads)
-    async def lead(self, holder: str, lease_s: float) -> Leadership:
-        """Take or renew the lead for `lease_s` seconds, unless another coordinator has it."""
-        ...
-
-    async def resign(self, holder: str) -> None:
-        """Give up the lead, so that another coordinator can take it at once."""
-        ...
-
-    async def assign_role(self, holder: str, role: RoleAssigned, ttl_s: float) -> bool:
-        """Assign a role that the store keeps for `ttl_s`. Without the lead this does nothing and returns False."""
-        ...
-
-    # -- coordinators (written by the coordinator itself, for `ampd top`)
-    async def publish_coordinator(self, view: CoordinatorView, lease_s: float) -> None:
-        """Write a coordinator's view and renew its lease; it disappears `lease_s` after the last call."""
-        ...
-
-    async def remove_coordinator(self, coordinator_id: str) -> None:
-        """Remove a coordinator's view."""
-        ...
-
-    # -- readers
-    async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
-        """Add rounds that ended to the recent load of the graph, which keeps them for `keep_s`."""
-        ...
-
-    async def recent_load(self) -> Sequence[LoadedRound]:
-        """The rounds that were recorded, in any order, with times on this handle's clock."""
-        ...
-
-    async def overview(self) -> Overview:
-        """All live workers, and then all live coordinators: two reads, not one moment."""
-        ...
-
-    async def snapshot(self) -> list[WorkerView]:
-        """All live workers with their queues and held sessions, at one moment."""
-        ...
-
-    def watch(self) -> Watcher:
-        """Events since `start` or the first `__anext__`; raises `StateUnavailableError` when the store is lost."""
-        ...
-
-    def watch_roles(self) -> Watcher:
-        """Like `watch`, for assigned roles (`RoleAssigned`) only."""
-        ...
-
-    def refused_ago_s(self) -> float:
-        """Seconds since the store last refused a command of this process; infinite if it never did."""
-        ...
-
-    @property
-    def round_trips(self) -> RoundTrips:
-        """Counts and times of the calls so far."""
-        ...
-
-    async def ping(self) -> float:
-        """Round-trip time to the store, in seconds."""
-        ...
-
-    async def close(self) -> None:
-        """Release connections."""
-        ...

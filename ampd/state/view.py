@@ -1,10 +1,10 @@
 """The local copy of the shared state that decisions read without I/O.
 
 It starts from a snapshot and follows the store's events. While the store is lost, it keeps the last views and
-reconnects with backoff. Leases do not expire during that time, because no worker can renew them. Queues empty at the
-pace of the performance model, because workers go on. The reader enters and takes out its own prefills, so that its
-admission knows them. A fresh snapshot then replaces the views. A worker that the snapshot lacks is kept for one more
-lease, because a restarted Redis is empty until all workers have published again.
+reconnects with backoff. Leases do not expire during that time, because no worker can renew them. The queues of the last
+views are forgotten, because workers go on. The reader enters and takes out its own prefills, so that its admission
+knows them. A fresh snapshot then replaces the views. A worker that the snapshot lacks is kept for one more lease,
+because a restarted Redis is empty until all workers have published again.
 
 The end of a lease alone does not remove a worker. Another worker of its role must have published shortly before, which
 proves that publications arrive. While the store refuses commands of this process, it may refuse the publications of
@@ -20,21 +20,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ampd.background_tasks import SupervisedTask
 from ampd.perf.model import PerformanceModel
 from ampd.state.known_worker import KnownWorker
+from ampd.state.redis_store import StateStore, Watcher
 from ampd.state.store import (
     RoleAssigned,
     SessionEnded,
     StateEvent,
-    StateStore,
     StateUnavailableError,
     TaskDone,
     TaskQueued,
-    Watcher,
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.supervised_task import SupervisedTask
 from ampd.types import Role, WorkerView
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ class ClusterView:
     Args:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
-        model: predicts the times of queues when they arrive, and how queues empty while the store is lost.
+        model: predicts the times of queues when they arrive.
         serves: whether a worker can serve the reader's rounds. Others are left out, as if they were suspect.
         on_session_end: gets the ids of sessions that ended, at any coordinator.
     """
@@ -249,19 +248,13 @@ class ClusterView:
                     worker.enter(task, self._clock())
             case TaskDone(worker_id, task_id):
                 if worker := self._workers.get(worker_id):
-                    self._leave(worker, task_id)
+                    worker.finish(task_id, self._clock())
             case SessionEnded(session_id):
                 self._on_session_end(session_id)  # a worker's own views say what it holds
             case RoleAssigned():
                 pass  # a worker's own views say what its role is
         self._lists = None
         self.counters.events += 1
-
-    def _leave(self, worker: KnownWorker, task_id: str) -> None:
-        if self._is_lost:
-            worker.end(task_id, self._clock())  # what would be remembered for older views would only gather
-        else:
-            worker.finish(task_id, self._clock())
 
     def _updated(self, view: WorkerView, lease_s: float) -> None:
         now_s = self._clock()
@@ -291,8 +284,6 @@ class ClusterView:
         for worker in self._workers.values():
             if self.connected:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
-            elif self._is_lost:
-                self._recheck_s = min(self._recheck_s, worker.work_off(self._fresh_s, now_s))
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
             if self._serves(worker.published):
@@ -332,6 +323,8 @@ class ClusterView:
             finally:
                 await self._disconnect()
             self.counters.losses += 1
+            for worker in self._workers.values():
+                worker.forget_queue()
 
     async def _reconnect(self) -> None:
         backoff_s = FIRST_BACKOFF_S

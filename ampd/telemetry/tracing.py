@@ -10,8 +10,7 @@ from collections.abc import MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
-
-from ampd.unique_id import unique_id
+from uuid import uuid4
 
 REQUEST_ID = "ampd-request-id"
 SESSION_ID = "ampd-session-id"
@@ -116,6 +115,6 @@ def context_for_call(caller: str) -> Any | None:
     trace = _CURRENT.get()
     if trace is None or trace.context is None:
         return None
-    context = trace.context.detached(unique_id())
+    context = trace.context.detached(uuid4().hex)
     context.metadata[CALLER] = caller
     return context

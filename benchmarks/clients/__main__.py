@@ -21,8 +21,8 @@ from pathlib import Path
 
 import httpx
 
-from ampd.cli.serve.local_graphs import local_graphs
 from ampd.errors import guarded
+from ampd.state.embedded import local_graphs
 from ampd.tiny_model import tiny_model_path
 from ampd.wire import SESSIONS_ROUTE
 from benchmarks.clients import aiperf, codex, runners

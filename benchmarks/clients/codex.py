@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from ampd.cli.serve.local_graphs import local_graphs
+from ampd.state.embedded import local_graphs
 from ampd.wire import SESSIONS_ROUTE
 from benchmarks.clients.environment import clients_node_modules
 from benchmarks.clients.feature import call

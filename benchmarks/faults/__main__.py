@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from benchmarks.commit import commit
 from benchmarks.faults.cell import CellResult, CellRunner, p99
 from benchmarks.faults.cluster import live_graph

@@ -18,13 +18,12 @@ from uuid import uuid4
 
 import httpx
 
-from ampd.cli.serve.checks import check_watches
+from ampd.child_process import reserved_ports
 from ampd.cli.serve.graph import Frontend, body_limit_mb, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, python_module
+from ampd.cli.serve.settings import check_watches
 from ampd.errors import UserError
-from ampd.reserved_ports import reserved_ports
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.tiny_model import TinyModel, tiny_model_path
 from benchmarks.faults.inside import SOCKET_VARIABLE
 from benchmarks.faults.redis_proxy import RedisProxy

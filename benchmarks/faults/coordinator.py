@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from benchmarks.faults.clock import install_clock
 from benchmarks.faults.inside import open_control
 from benchmarks.faults.worker import install_tasks

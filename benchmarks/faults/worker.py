@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ampd.process_exit import exit_now
-from ampd.supervised_task import SupervisedTask
+from ampd.background_tasks import SupervisedTask
+from ampd.child_process import exit_now
 from ampd.types import WorkerView
 from benchmarks.faults.clock import install_clock
 from benchmarks.faults.inside import (

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from ampd.cli.doctor.checks import judge_gpus
-from ampd.cli.serve import local_graphs
+from ampd.cli.doctor import judge_gpus
 from ampd.cli.serve.devices import parsed
 from ampd.compiled import hash_of, notes_in, source_of
+from ampd.state import embedded
 from ampd.state.embedded import FOLDER_PREFIX
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
@@ -51,8 +51,8 @@ def _find_graph(folder: Path, data: bytes) -> None:
     place = folder / f"{FOLDER_PREFIX}x"
     place.mkdir(exist_ok=True)
     (place / "graph.json").write_bytes(data)
-    with patch.object(local_graphs, "servers_folder", lambda: folder):
-        assert local_graphs.local_graphs() == []
+    with patch.object(embedded, "servers_folder", lambda: folder):
+        assert embedded.local_graphs() == []
 
 
 def _read_notes(folder: Path, data: bytes) -> None:

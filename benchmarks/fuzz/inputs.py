@@ -13,18 +13,18 @@ from typing import Any
 
 from ampd.cli.serve.settings import ServeSettings
 from ampd.cli.session import EndSettings
-from ampd.cli.top.command import TopSettings
+from ampd.cli.top import TopSettings
 from ampd.errors import UserError
 from ampd.perf.model_shape import read_model_shape
 from ampd.perf.presets import analytic_model, load_performance_model
 from ampd.policies.registry import create_named
 from ampd.settings import Settings, parse_settings
-from ampd.state.connect import check_url
+from ampd.state.redis_connection import check_url
 from ampd.types import Parallelism
 from benchmarks.fuzz.mutations import ODD, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
+from planner.case_settings import PlanSettings
 from planner.plan_command import parse_degrees
-from planner.plan_settings import PlanSettings
 from planner.simulate_command import SimulateSettings, parse_rates
 from planner.simulator.cluster import parse_groups
 from router.settings import CoordinatorSettings, context_length, vocabulary_size
@@ -233,7 +233,7 @@ def _read_replies(folder: Path, data: bytes) -> None:
 def _read_config(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     shape = read_model_shape(folder / "config.json")
-    assert shape.layers > 0
+    assert shape.layers
     analytic_model(str(folder / "config.json"), "h20")
     vocabulary_size(folder)
     context_length(folder, None)

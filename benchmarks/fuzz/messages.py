@@ -12,7 +12,7 @@ from typing import Any, cast
 from msgspec import msgpack
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
-from ampd.cli.top.snapshot import snapshot_of
+from ampd.cli.top import snapshot_of
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.base import PoolsSituation
@@ -21,22 +21,21 @@ from ampd.recent_load import RecentLoad, RecentRound
 from ampd.serving.local_only import uncarried_option
 from ampd.serving.placement import PlacementPolicies, prefill_task
 from ampd.state import codec
-from ampd.state.redis_store import SnapshotReader
+from ampd.state.codec import SnapshotReader
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Heard,
     LoadedRound,
     Overview,
     RoleAssigned,
     SessionEnded,
-    StateStore,
     TaskDone,
     TaskQueued,
     WorkerRemoved,
     WorkerUpdated,
 )
 from ampd.state.view import ClusterView
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
+from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
 from ampd.wire import parse_error
 from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
@@ -49,8 +48,8 @@ from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
 from router.worker_reports import parse_report
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section, mismatch
 from workers.kv.peer_reads import Descriptor, decode_descriptor, encode_descriptor
+from workers.kv.shared import KvGeometry, PoolGeometry, Section, mismatch
 
 _SLO = Slo(2.0, 0.1)
 LIMITS = TargetLimits(_SLO)

@@ -13,16 +13,15 @@ from typing import Any
 
 from ampd_rivals.ppd.table_file import DEFAULT_TABLE, read_table
 
-from ampd.cli.doctor.checks import judge_model, read_model
+from ampd.cli.doctor import judge_model, read_model
 from ampd.errors import UserError
-from ampd.model_folder import model_digest
+from ampd.model_folder import model_digest, tokenizer_digest
 from ampd.tiny_model import tiny_model_path
-from ampd.tokenizer_digest import tokenizer_digest
 from benchmarks.fuzz.mutations import changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
 from workers.engines.modelled_tokens import ContextHash, TokenSource, read_model_folder
 from workers.engines.replies import ChatTemplate
-from workloads.tokencount import load_counter
+from workloads.formats.loader import load_counter
 
 _TOKENIZER: dict[str, Any] = {
     "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "\u0120word": 2, "ab": 3}, "merges": ["a b"]},

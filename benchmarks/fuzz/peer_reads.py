@@ -18,7 +18,7 @@ from benchmarks.fuzz.target import Target
 from tests.workers.kv.exchange_lab import PAGE, RECORD, Peers, Worker, record_of
 from tests.workers.kv.store.store_lab import forget_all
 from workers.kv.peer_reads import Remote
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import StoreMemory
 
 _PROMPT = list(range(6 * PAGE + 1))
 _KEYS = page_keys(_PROMPT[:-1], PAGE, tenant="")

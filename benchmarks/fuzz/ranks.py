@@ -11,14 +11,15 @@ from ampd.page_keys import KEY_BYTES
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
 from tests.workers.kv.store.store_lab import RECORD, forget_all, store_of
-from workers.kv.geometry import KvGeometry
 from workers.kv.rank_links import Offers
-from workers.kv.rank_messages import (
+from workers.kv.ranks.link import LoadableRecords, Offered, OfferQueue
+from workers.kv.shared import (
     Allow,
     Done,
     Drop,
     Forgotten,
     Hello,
+    KvGeometry,
     Loaded,
     Offer,
     Records,
@@ -32,7 +33,6 @@ from workers.kv.rank_messages import (
     decode_to_worker,
     encode,
 )
-from workers.kv.ranks.link import LoadableRecords, Offered, OfferQueue
 
 _NAMES = [bytes([number]) * KEY_BYTES for number in range(2)]
 _KEYS = b"".join(_NAMES)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampd.state import codec
-from ampd.state.redis_store import RedisStore
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     RoleAssigned,
@@ -26,8 +26,7 @@ from ampd.state.store import (
     StateUnavailableError,
     TooManySessionsError,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Parallelism, PrefillTask, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Slo, WorkerView
 from benchmarks.fuzz.http_answers import pieces
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
@@ -49,7 +48,7 @@ _SMALL = 1 << 62
 class _Call:
     """An operation of the store, a valid answer of Redis to it, and a check of what the caller gets."""
 
-    run: Callable[[RedisStore], Awaitable[Any]]
+    run: Callable[[StateStore], Awaitable[Any]]
     answer: Any
     is_sound: Callable[[Any], bool]
 
@@ -114,7 +113,7 @@ class FuzzedRedis:
     async def _start(self) -> None:
         self._server = await asyncio.start_server(self._serve, _LOOPBACK, 0)
         port = self._server.sockets[0].getsockname()[1]
-        self._store = RedisStore(f"redis://{_LOOPBACK}:{port}/0", "n", timeout_s=_TIMEOUT_S)
+        self._store = StateStore(f"redis://{_LOOPBACK}:{port}/0", "n", timeout_s=_TIMEOUT_S)
 
     def close(self) -> None:
         """Stop both."""

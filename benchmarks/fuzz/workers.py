@@ -13,8 +13,9 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.tiny_model import tiny_model_path
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
@@ -88,7 +89,8 @@ class FuzzedWorker:
         settings = WorkerSettings(role="decode", engine="modelled", model=folder, log_rounds="none")
         ordering, slicing = create_named("ordering", "fcfs"), create_named("slicing", "whole")
         store = cast(StateStore, None)  # nothing is published
-        parts = WorkerParts("d1", settings, engine, store, model, ordering, slicing)
+        times = CorrectedModel(model, Parallelism())
+        parts = WorkerParts("d1", settings, engine, store, times, ordering, slicing)
         await engine.start()
         engine.kv.connect(self._peers, parts.held)
         return parts

@@ -17,7 +17,7 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.policies.routing.always_remote import AlwaysRemote
 from ampd.types import Parallelism, Slo
-from planner.layout.costs import decode_rate, mean_stay, prefill_rate
+from planner.layout.fluid import decode_rate, mean_stay, prefill_rate
 from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.simulate import simulate

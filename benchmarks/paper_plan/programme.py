@@ -27,8 +27,7 @@ from typing import Any
 
 from pyscipopt import Model, quicksum
 
-from planner.layout.costs import Demand, memory_needs
-from planner.layout.fluid import exclude, solved
+from planner.layout.fluid import Demand, exclude, memory_needs, solved
 from planner.layout.layout import Layout, replicas_of
 
 _TOLERANCE = 1e-6

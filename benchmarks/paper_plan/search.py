@@ -16,7 +16,7 @@ from ampd.policies.registry import create_named
 from benchmarks.paper_plan.curve_cache import CurveCache, digest_sessions, key_of
 from benchmarks.paper_plan.load_curves import LEVELS, LoadCurve, Question, load_curve
 from benchmarks.paper_plan.programme import Capacities, Choice, best_layouts
-from planner.layout.costs import demand_of, even_choice
+from planner.layout.fluid import demand_of, even_choice
 from planner.layout.layout import Layout, PlanCase
 from planner.parallel import in_parallel
 from planner.simulator.options import Policies

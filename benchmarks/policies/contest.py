@@ -97,6 +97,7 @@ class Condition:
         arrivals: `poisson`, or a kind of recorded ones.
         belief: what the policies take the model's times for: a factor, or `random` for one in 0.7 .. 1.3 of its own
             for prefill, decode and transfer, by the seed.
+        corrects_times: workers correct these times by what they measure.
     """
 
     name: str = "usual"
@@ -104,9 +105,15 @@ class Condition:
     belief: str = "1"
     state_delay_s: float = 0.0
     coordinators: int = 1
+    corrects_times: bool = True
 
     def options(self, seed: int) -> SimulationOptions:
-        return SimulationOptions(seed=seed, state_delay_s=self.state_delay_s, coordinators=self.coordinators)
+        return SimulationOptions(
+            seed=seed,
+            state_delay_s=self.state_delay_s,
+            coordinators=self.coordinators,
+            corrects_times=self.corrects_times,
+        )
 
     def believed(self, model: PerformanceModel, seed: int) -> PerformanceModel:
         """What the policies decide with."""

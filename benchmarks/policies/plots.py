@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ampd.reports.page import Section, write_page
-from ampd.reports.plots import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, legend_above, svg
+from ampd.reports.page import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, Section, legend_above, svg, write_page
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.contest import TARGET, Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS

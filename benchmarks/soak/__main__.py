@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from benchmarks.soak import failures
 from benchmarks.soak.soak import SoakResult, soak
 from benchmarks.soak.soaked import ENGINES

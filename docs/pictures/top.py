@@ -19,14 +19,13 @@ from pydantic import Field
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from ampd.cli.serve.local_graphs import local_graphs
-from ampd.cli.top.command import Collector, Target
-from ampd.cli.top.render import lines
-from ampd.cli.top.snapshot import Row
+from ampd.cli.top import Collector, Row, Target
+from ampd.cli.top_screen import lines
 from ampd.documents import write_document
 from ampd.errors import RunError, guarded
 from ampd.perf.presets import load_performance_model
 from ampd.settings import Settings, parse_settings
+from ampd.state.embedded import local_graphs
 from tools.demo import ampd_command, running_graph
 
 PROG = "python docs/pictures/top.py"

@@ -63,7 +63,7 @@ class Section:
 
 
 GRAPH, CASE, WORKER = (
-    "ampd.graph_settings:GraphSettings",
+    "ampd.settings:GraphSettings",
     "planner.case_settings:CaseSettings",
     "workers.settings:WorkerSettings",
 )
@@ -90,18 +90,18 @@ SECTIONS: tuple[Section, ...] = (
         "Also the flags of every worker.",
     ),
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
-    Section("ampd top", "ampd.cli.top.command:TopSettings"),
+    Section("ampd top", "ampd.cli.top:TopSettings"),
     Section("ampd session list", "ampd.cli.session:ListSettings"),
     Section("ampd session show ID", "ampd.cli.session:ShowSettings"),
     Section("ampd session end ID", "ampd.cli.session:EndSettings", "ampd.cli.session:ShowSettings"),
-    Section("ampd doctor", "ampd.cli.doctor.command:DoctorSettings"),
+    Section("ampd doctor", "ampd.cli.doctor:DoctorSettings"),
     Section("ampd profile", "ampd.cli.profile:ProfileSettings"),
     Section(
         "The case of a plan or a simulation",
         CASE,
         text="`ampd plan` and `ampd simulate` take these.",
     ),
-    Section("ampd plan", "planner.plan_settings:PlanSettings", CASE),
+    Section("ampd plan", "planner.case_settings:PlanSettings", CASE),
     Section("ampd simulate", "planner.simulate_command:SimulateSettings", CASE),
     Section("ampd trace convert", "workloads.trace_command:ConvertSettings"),
     Section("ampd trace generate", "workloads.trace_command:GenerateSettings"),
@@ -259,7 +259,7 @@ def _shown(default: Any) -> str:
     return f"`{default.value if isinstance(default, Enum) else default}`"
 
 
-_TYPES = {"integer": "integer", "number": "number", "boolean": "switch", "string": "text"}
+_TYPES = {"integer": "integer", "number": "number", "boolean": "switch", "string": "text", "array": "words"}
 
 
 def _type(schema: Mapping[str, Any]) -> str:

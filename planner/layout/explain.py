@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ampd.reports.figures import format_number
 from planner.layout.candidate import Candidate, Figure
-from planner.layout.costs import Demand, memory_needs
+from planner.layout.fluid import Demand, memory_needs
 from planner.layout.layout import PlanCase
 from planner.layout.plan import MORE_LOAD, NextStep, Plan
 from planner.layout.trial import Trial

@@ -13,8 +13,7 @@ from math import ceil, floor, log10
 from typing import NamedTuple
 
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, Figure
-from planner.layout.costs import costs_of
-from planner.layout.fluid import fewest_gpus
+from planner.layout.fluid import costs_of, fewest_gpus
 from planner.layout.layout import PlanCase
 from planner.layout.search import Search, filled, scaled
 from planner.layout.trial import BUDGET_S, ONCE, TimeOverError, Trials, TrialTask

@@ -15,8 +15,7 @@ from statistics import fmean
 from ampd.reports.figures import format_number
 from ampd.types import Role
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, next_rate
-from planner.layout.costs import costs_of
-from planner.layout.fluid import fewest_gpus, most_rate, proposals
+from planner.layout.fluid import costs_of, fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout, PlanCase, replicas_of
 from planner.layout.trial import DECIDES, LONG, RANKS, SHORT, Trials, TrialTask
 

@@ -21,10 +21,10 @@ from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from ampd.types import Role, Slo
+from planner.case_settings import PlanSettings
 from planner.layout.explain import shortfall
 from planner.layout.layout import Layout, layout_label
 from planner.manifest.files import Object, base_objects, check_target, config_map, is_single_file, write_manifest
-from planner.plan_settings import PlanSettings
 from workloads.results import local_share
 
 # -- flags and environment in a manifest. Each flag is one argument, `--name=value`, as in the base

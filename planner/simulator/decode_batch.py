@@ -71,7 +71,7 @@ class StepRun:
 class GapWindow:
     """Gaps between tokens that ended in the last `length_s` seconds, over runs of steps instead of single tokens.
 
-    It gives the same values as `ampd.telemetry.sliding_window.SlidingWindow` with every token's gap.
+    It gives the same values as `ampd.telemetry.windows.SlidingWindow` with every token's gap.
     """
 
     def __init__(self, length_s: float) -> None:

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
-from ampd.perf.model import joined_tokens
+from ampd.perf.corrections import MIXED, PREFILL, STEP, CorrectedModel
+from ampd.perf.model import PerformanceModel, joined_tokens
 from ampd.serving.pass_sizes import NextPass, PassSizes
 from ampd.types import Parallelism, Role, RunningRound
 from planner.simulator.decode_batch import DecodeBatch, StepRun
@@ -30,6 +31,7 @@ class SimulatedEngine:
         batch: the requests that decode.
 
     Args:
+        times: compares the times of passes with those that it predicts; None: they are not compared.
         reloads: of a worker with a KV store.
         role: the role that the worker has now.
     """
@@ -40,6 +42,7 @@ class SimulatedEngine:
         parallelism: Parallelism,
         memory: KvMemory,
         world: World,
+        times: CorrectedModel | None = None,
         reloads: Reloads | None = None,
         role: Callable[[], Role] = lambda: Role.DECODE,
     ) -> None:
@@ -52,8 +55,10 @@ class SimulatedEngine:
         self._hand_over_pass = world.options.hand_over_pass
         self._spans = world.spans
         self._reloads = reloads
-        self._sizes = PassSizes(world.policies.slicing, world.belief, parallelism, memory.page_tokens, role)
+        self._sizes = PassSizes(world.policies.slicing, times or world.belief, parallelism, memory.page_tokens, role)
         self._has_paused = False
+        self._times = times
+        self._computed = (PREFILL, 0.0, 0.0)  # of the pass in progress: kind, predicted and true time
         self.batch = DecodeBatch(world.options.window_s, world.gaps)
         self._waiting: deque[SimulatedRequest] = deque()
         self._prefilling = Prefilling(memory.page_tokens)
@@ -158,14 +163,19 @@ class SimulatedEngine:
 
     def _begin_pass(self, parts: Sequence[Part], *, is_mixed: bool) -> None:
         self._busy = True
-        model, now_s, batch = self._model, self._loop.now_s, len(self.batch)
-        if is_mixed:
-            computed_s = model.mixed_pass_s(parts, batch, self.batch.context_tokens, self._parallelism)
-        else:
-            hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
-            computed_s = model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
+        now_s, batch = self._loop.now_s, len(self.batch)
+        computed_s = self._pass_s(self._model, parts, is_mixed=is_mixed)
+        if self._times is not None:
+            predicted_s = self._pass_s(self._times, parts, is_mixed=is_mixed)
+            self._computed = (MIXED if is_mixed else PREFILL, predicted_s, computed_s)
         self._has_paused = batch > 0 and not is_mixed
         self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_pass, (now_s, is_mixed))
+
+    def _pass_s(self, model: PerformanceModel, parts: Sequence[Part], *, is_mixed: bool) -> float:
+        if is_mixed:
+            return model.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens, self._parallelism)
+        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
+        return model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
 
     def _with_reloads_s(self, computed_s: float) -> float:
         """Time of a pass whose layers are computed while the KV of later layers is reloaded."""
@@ -178,6 +188,8 @@ class SimulatedEngine:
         self._note_prefills(start_s)
         if is_mixed:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
+        else:
+            self._measure(1)
         self._complete(self._prefilling.end())
 
     def _complete(self, done: list[SimulatedRequest]) -> None:
@@ -224,6 +236,9 @@ class SimulatedEngine:
         self._busy = True
         batch, context_tokens = len(self.batch), self.batch.context_tokens
         first_s = self._model.decode_step_s(batch, context_tokens, self._parallelism)
+        if self._times is not None:
+            predicted_s = self._times.decode_step_s(batch, context_tokens, self._parallelism)
+            self._computed = (STEP, predicted_s, first_s)
         growth_s = self._model.decode_step_s(batch, context_tokens + batch, self._parallelism) - first_s
         self._plan(StepRun(self._loop.now_s, first_s, growth_s, min(self.batch.steps_left, most_steps)))
 
@@ -246,10 +261,17 @@ class SimulatedEngine:
     def _end_steps(self, run: StepRun) -> None:
         """Count finished steps, and finish the requests that have all their tokens."""
         self._has_paused = False
+        self._measure(run.steps)
         now_s = self._loop.now_s
         self.batch.finish(run, now_s)
         while (request := self.batch.pop_ended(now_s)) is not None:
             self._finish(request)
+
+    def _measure(self, passes: int) -> None:
+        """Passes have ended: compare their times with those that were predicted."""
+        if self._times is not None:
+            kind, predicted_s, seconds = self._computed
+            self._times.measured(kind, predicted_s * passes, seconds * passes)
 
     def _note_prefills(self, start_s: float) -> None:
         for request, tokens in self._prefilling.in_pass:

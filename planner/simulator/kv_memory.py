@@ -11,6 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ampd.perf.corrections import LOAD, CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import IDLE, SURPLUS, Evictable, NextRounds
 from ampd.serving.kv_tiers import Found, reading_pays, reloading_pays, tiers_of
@@ -441,6 +442,9 @@ class Reloads:
         found = Found(device_tokens, request.cached_tokens, here_tokens)
         tiers = tiers_of(request.prompt_tokens, found, here_tokens)
         request.reload_s = self.model.reload_s(tiers.reloaded_tokens, self.parallelism)
+        if isinstance(self.belief, CorrectedModel):
+            predicted_s = self.belief.reload_s(tiers.reloaded_tokens, self.parallelism)
+            self.belief.measured(LOAD, predicted_s, request.reload_s)
         self.reload_s += request.reload_s
         if request.history_tokens:
             self.hit_tokens.update(tiers.hit_tokens(request.history_tokens, self.memory.page_tokens))

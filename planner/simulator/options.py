@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from ampd.page_keys import PAGE_TOKENS
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
@@ -14,7 +15,7 @@ from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.recent_load import RecentLoad
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.types import WINDOW_S, Moves, Slo
+from ampd.types import WINDOW_S, Moves, Parallelism, Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.outcome import GapRun, Span
 from planner.simulator.shared_prefixes import SessionPrefix
@@ -78,6 +79,7 @@ class SimulationOptions:
         moves: which sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
+        corrects_times: workers correct wrong times by what they measure. False shows the gain.
         under_way: session id -> how far it is, of the sessions that are under way when the simulation begins.
         gaps_from_s: virtual time from which the gaps between tokens are recorded.
         until_s: virtual time at which the simulation stops, whatever is under way.
@@ -98,6 +100,7 @@ class SimulationOptions:
     max_wait: float = 0.0
     moves: Moves = defaults.MOVES
     knows_prefixes: bool = True
+    corrects_times: bool = True
     under_way: Mapping[str, UnderWay] = field(default_factory=dict)
     gaps_from_s: float = 0.0
     until_s: float = inf
@@ -128,3 +131,8 @@ class World:
     spans: list[Span] | None
     load: RecentLoad | None = None
     prefixes: dict[str, SessionPrefix] = field(default_factory=dict)
+
+    def times_of(self, parallelism: Parallelism) -> CorrectedModel | None:
+        """The corrected times of a new worker; None: nothing is measured, because no factor could become another."""
+        is_right = self.belief is self.model
+        return None if is_right or not self.options.corrects_times else CorrectedModel(self.belief, parallelism)

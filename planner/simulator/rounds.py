@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ampd.perf.corrections import READ
 from ampd.serving.kv_tiers import history_tokens, reusable_tokens
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
 from ampd.types import PrefillTask
@@ -33,6 +34,11 @@ class Transfer:
     share: float = 0.0
     changed_s: float = 0.0
     version: int = 0
+
+    @property
+    def was_alone(self) -> bool:
+        """Whether it had its links alone all the time."""
+        return self.version == 1 and self.share == 1.0
 
 
 class Links:
@@ -69,16 +75,20 @@ class Links:
             if self._spans is not None:
                 detail: dict[str, Any] = {"session": session_id, "tokens": tokens, "from": source.worker_id}
                 self._spans.append(Span(target.worker_id, "kv-in", kind, started_s, self._loop.now_s, detail))
+            if target.times is not None and transfer.was_alone:
+                predicted_s = target.times.kv_transfer_s(tokens, source.parallelism, target.parallelism)
+                target.times.measured(READ, predicted_s, self._loop.now_s - started_s - self._kv_read_s)
             arrived()
 
-        self.start(source.worker_id, target.worker_id, seconds, done)
+        transfer = self.start(source.worker_id, target.worker_id, seconds, done)
 
-    def start(self, source: str, target: str, seconds: float, done: Callable[[], None]) -> None:
+    def start(self, source: str, target: str, seconds: float, done: Callable[[], None]) -> Transfer:
         """Begin a transfer that takes `seconds` alone on its links; `done()` is called at its end."""
         transfer = Transfer(source, target, seconds, done)
         self._out.setdefault(source, []).append(transfer)
         self._in.setdefault(target, []).append(transfer)
         self._share_out(source, target)
+        return transfer
 
     def _share_out(self, source: str, target: str) -> None:
         """Give every transfer at these two ends its new share."""

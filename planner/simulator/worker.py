@@ -12,7 +12,7 @@ from typing import Any
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.prefill_queue import PrefillQueue
 from ampd.state.overlay import SAMPLE_INTERVAL_S, merge
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
 from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.engine import SimulatedEngine
@@ -30,6 +30,7 @@ class SimulatedWorker:
         memory: of its device, and its store if it has one.
         reloads: what a worker with a store reloads and reads.
         role, label: as in its view; a pools policy may change them.
+        times: what it predicts with; None: the times of all, because they are not corrected.
         on_change: called when the queue, the batch or the sessions here have changed; None: nothing is called.
     """
 
@@ -39,20 +40,24 @@ class SimulatedWorker:
         self.role = role
         self.label = ""
         self.parallelism = parallelism
-        next_rounds, store = NextRounds(world.belief, parallelism), None
+        self.times = world.times_of(parallelism)
+        belief = self.times or world.belief
+        next_rounds, store = NextRounds(belief, parallelism), None
         if group.kv_store_tokens:
             surplus = next_rounds.surplus
             store = KvStore(group.kv_store_tokens, options.page_size_tokens, surplus, world.prefixes)
         self.memory = KvMemory(group.kv_capacity_tokens, options.page_size_tokens, world.prefixes, store)
         self.reloads: Reloads | None = None
         if store is not None:
-            self.reloads = Reloads(self.memory, world.model, world.belief, parallelism, next_rounds, world.slo)
+            self.reloads = Reloads(self.memory, world.model, belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] | None = None
-        self.engine = SimulatedEngine(worker_id, parallelism, self.memory, world, self.reloads, lambda: self.role)
+        self.engine = SimulatedEngine(
+            worker_id, parallelism, self.memory, world, self.times, self.reloads, lambda: self.role
+        )
         self.queue = PrefillQueue(
             world.policies.ordering,
-            world.belief,
+            belief,
             parallelism,
             world.loop,
             random.Random(f"{options.seed}/{worker_id}"),
@@ -100,7 +105,7 @@ class SimulatedWorker:
         view = WorkerView(
             self.worker_id,
             self.role,
-            self.parallelism,
+            self.parallelism if self.times is None else self.times.parallelism,
             self.queue.tasks(),
             ttft,
             itl,

@@ -11,10 +11,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ampd.child_process import tied_to_parent
+from ampd.child_process import exit_now, reserved_ports, tied_to_parent
 from ampd.errors import UserError, guarded
-from ampd.process_exit import exit_now
-from ampd.reserved_ports import reserved_ports
 from ampd.telemetry.logs import configure_logging
 
 PROG = "python -m router.status_relay"

@@ -16,23 +16,156 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from aiohttp import HttpVersion11, web
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from ampd.wire import COORDINATOR_COMPONENT, retry_after_s, with_retry_after
-from router.status_relay.api import Refused, error_message, error_response
-from router.status_relay.connection_guard import Handler
-from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
-from router.status_relay.headers import (
-    MADE_BY_AIOHTTP,
-    MOST_HEADER_BYTES,
-    MOST_HEADERS,
-    forwarded,
-    passed_on,
-    unknown_coding,
-    unreadable,
+from router.status_relay.api import MODELS, SERVING_PATHS, Refused, error_message, error_response
+from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
+
+_OF_ONE_CONNECTION = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
 )
-from router.status_relay.served_models import ServedModels, may_be_on_its_way
+"""Headers that describe one connection, or that each side makes anew.
+
+Others that `Connection` names go through, because a client could take away headers that a gateway has set."""
+
+MADE_BY_AIOHTTP = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")
+"""Headers that the library would add where the client sent none."""
+
+MOST_HEADER_BYTES = 64 << 10
+"""Of one header, and of the path. The library's 8 KB are too few for some tokens.
+`guards` has their total."""
+
+MOST_HEADERS = 100
+"""As many as the frontend takes."""
+
+
+_SESSION = "x-dynamo-session-id"
+
+_NAMES = (("x-claude-code-session-id", "x-claude-code-agent-id"), ("session-id", "thread-id"))
+"""Headers that name a session, and those of its parts, which count in this order."""
+
+
+def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """A copy without those of one connection."""
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
+
+
+def forwarded(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+    """A copy of a request's headers, with the name of its session for Dynamo."""
+    copy = passed_on(headers)
+    if not _named(headers, _SESSION) and (name := _session_of(headers)):
+        copy[_SESSION] = name
+    return copy
+
+
+def _session_of(headers: CIMultiDictProxy[str]) -> str:
+    """The session that a client's own headers name; empty: they name none, or Dynamo finds it itself.
+
+    An agent and its sub-agents share a session's id. Each has a context of its own. Dynamo knows no `session-id`, and
+    takes the id of an agent, which is not unique, for that of its session.
+    """
+    named = ((_named(headers, session), _named(headers, part)) for session, part in _NAMES)
+    return next((f"{session}/{part}" if part else session for session, part in named if session), "")
+
+
+def _named(headers: CIMultiDictProxy[str], name: str) -> str:
+    """The value of a header as Dynamo reads it: of several the first one, and empty if it is not ASCII."""
+    value = headers.get(name, "")
+    return value.strip() if value.isascii() else ""
+
+
+def unknown_coding(headers: CIMultiDictProxy[str]) -> str | None:
+    """A coding of the body other than `chunked`, which the library would not pass on; None: there is none."""
+    codings = [each.strip() for value in headers.getall("transfer-encoding", ()) for each in value.split(",")]
+    return next((each for each in codings if each.lower() not in ("", "chunked")), None)
+
+
+def unreadable(headers: CIMultiDictProxy[str]) -> str | None:
+    """The name of a header that is not UTF-8; None: all are.
+
+    The library would leave such bytes out of what it sends. The header of one tenant could become that of another.
+    """
+    return next((name for name, value in headers.items() if not _is_utf_8(value)), None)
+
+
+def _is_utf_8(value: str) -> bool:
+    """Whether a value was UTF-8. The library reads each wrong byte as half a character."""
+    return value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value)
+
+
+# -- 404s of a graph that is on its way: Dynamo's frontend has no path of the API before it has found a model's card
+#
+# It has none after a card was lost either. Client libraries send a request again after 503, and not after 404.
+
+_RETRY_AFTER_S = 1.0
+
+
+def may_be_on_its_way(method: str, path: str, status: int) -> bool:
+    """Whether a 404 may come from a model that is not there yet, or not any more."""
+    return method == "POST" and path in SERVING_PATHS and status == HTTPStatus.NOT_FOUND
+
+
+class ServedModels:
+    """The models and the paths that this relay has seen.
+
+    Args:
+        session: to ask the frontend with.
+        upstream: the frontend's URL.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, upstream: str) -> None:
+        self._session = session
+        self._upstream = upstream
+        self._paths: set[str] = set()
+        self._models: set[str] = set()
+
+    def answered(self, path: str) -> None:
+        """The frontend has this path."""
+        if path in SERVING_PATHS:
+            self._paths.add(path)
+
+    async def on_its_way(self, path: str, body: bytes) -> Refused | None:
+        """What to say instead of a 404; None: the model is unknown, or the graph does not have the path.
+
+        Args:
+            body: of the 404.
+        """
+        listed = await self._listed()
+        if not listed:
+            return _refused("no model is served at the moment")
+        self._models |= listed
+        if body:
+            words = set((error_message(body) or "").replace("'", " ").replace("`", " ").split())
+            gone = words & (self._models - listed)
+            return _refused(f"the model {gone.pop()} is not served at the moment") if gone else None
+        if path in self._paths or await self._has_path(path):
+            return _refused("the model is not served at the moment")
+        return None
+
+    async def _listed(self) -> set[str]:
+        with suppress(aiohttp.ClientError, ValueError, RecursionError):
+            async with self._session.get(self._upstream + MODELS) as answer:
+                match json.loads(await answer.read()):
+                    case {"data": list(models)}:
+                        return {str(each.get("id")) for each in models if isinstance(each, dict)}
+        return set()
+
+    async def _has_path(self, path: str) -> bool:
+        """Whether the frontend has the path by now. It refuses a request without a body."""
+        with suppress(aiohttp.ClientError):
+            async with self._session.post(self._upstream + path) as answer:
+                return answer.status != HTTPStatus.NOT_FOUND
+        return True
+
+
+def _refused(message: str) -> Refused:
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, with_retry_after(message, _RETRY_AFTER_S))
+
+
+# -- the relay
 
 DYNAMOS_BODY_LIMIT_MB = 45
 """The frontend's limit, if none is set."""
@@ -75,7 +208,7 @@ class Relay:
     def application(self) -> web.Application:
         """The relay as an application of aiohttp. Bodies have no limit here, because the frontend has one."""
         app = web.Application(middlewares=[self._guards.middleware, _own_errors])
-        app.router.add_route("*", "/{path:.*}", self._handle, expect_handler=_expect)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         app.cleanup_ctx.append(self._client)
         app.on_response_prepare.append(_without_server)
         return app
@@ -180,20 +313,6 @@ def _wrong_head(request: web.Request) -> str | None:
         return f"the relay does not take the transfer coding {coding}; send the body as it is, or chunked"
     name = unreadable(request.headers)
     return None if name is None else f"the header {name} is not UTF-8; send ASCII or UTF-8"
-
-
-async def _expect(request: web.Request) -> web.StreamResponse | None:
-    """Let the client send its body. The relay takes no other expectation."""
-    if request.headers["Expect"].lower() != "100-continue":
-        response = error_response(
-            request.path, Refused(HTTPStatus.EXPECTATION_FAILED, "the relay takes Expect: 100-continue only")
-        )
-        response.force_close()
-        return response
-    if request.version >= HttpVersion11:
-        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # of the answer, which has not begun
-    return None
 
 
 @web.middleware

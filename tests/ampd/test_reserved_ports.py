@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from ampd import reserved_ports as module
+from ampd import child_process as module
+from ampd.child_process import reserved_ports
 from ampd.errors import RunError
-from ampd.reserved_ports import reserved_ports
 
 HOST = "127.0.0.1"
 

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from ampd.rounds_in_progress import RoundsInProgress
+from ampd.background_tasks import RoundsInProgress
 
 
 async def test_it_is_drained_when_the_last_round_has_ended() -> None:

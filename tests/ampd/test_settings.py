@@ -6,8 +6,7 @@ from pydantic import Field
 from pydantic_settings import CliSuppress
 
 from ampd.errors import UserError
-from ampd.graph_settings import GraphSettings
-from ampd.settings import Settings, parse_settings
+from ampd.settings import GraphSettings, Settings, parse_settings
 
 
 class _Sample(Settings):

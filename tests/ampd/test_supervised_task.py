@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from ampd.supervised_task import SupervisedTask
+from ampd.background_tasks import SupervisedTask
 
 
 async def test_an_error_is_logged_and_the_work_starts_again(caplog: pytest.LogCaptureFixture) -> None:

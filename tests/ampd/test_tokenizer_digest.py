@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from ampd.model_folder import tokenizer_digest
 from ampd.tiny_model import tiny_model_path
-from ampd.tokenizer_digest import tokenizer_digest
 from benchmarks.faults.weights import other_tokenizer, other_weights
 
 

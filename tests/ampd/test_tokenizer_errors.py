@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from ampd.tokenizer_errors import as_value_errors
+from ampd.model_folder import as_value_errors
 
 PANICS = {
     "model": {"type": "BPE", "vocab": {"a": 0, "": 1, "a b": 2}, "merges": ["a b"], "continuing_subword_prefix": "xx"},

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ampd.vocabulary import known_tokens, unknown_token, vocabulary_tokens
+from ampd.sampling_limits import known_tokens, unknown_token, vocabulary_tokens
 
 SIZE = 1000
 

@@ -6,7 +6,7 @@ import pytest
 from redis.asyncio import Redis
 
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import RedisStore
+from ampd.state.redis_store import StateStore
 from ampd.types import Role
 from benchmarks.scaling import LEASE_S, NAMESPACE, FollowingCopy, applied_us, bind, measure, row, synthetic_workers
 
@@ -33,7 +33,7 @@ async def test_every_figure_of_a_size_is_measured() -> None:
 
 async def test_what_is_applied_is_applied_by_a_copy_that_follows_redis() -> None:
     with EmbeddedRedis() as server:
-        store = RedisStore(server.url, NAMESPACE, timeout_s=9.0)
+        store = StateStore(server.url, NAMESPACE, timeout_s=9.0)
         copy = FollowingCopy(store)
         await copy.start()
         applied = copy.after(2)

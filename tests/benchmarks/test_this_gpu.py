@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ampd.perf.roofline import GPUS  # noqa: E402
+from ampd.perf.gpus import GPUS  # noqa: E402
 from benchmarks.this_gpu import preset  # noqa: E402
 
 

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from ampd.session_key import session_key
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.tiny_model import tiny_model_path
 from benchmarks.clients import aiperf, codex
 from benchmarks.clients.environment import aiperf_program, clients_node_modules, clients_python

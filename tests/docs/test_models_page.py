@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from workers.engines.sglang_settings import _REFUSED
-from workers.kv.geometry import TRIED_DEGREES, TRIED_PAGE_TOKENS
 from workers.kv.ranks import pools
+from workers.kv.shared import TRIED_DEGREES, TRIED_PAGE_TOKENS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 POOLS = {

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.top.command import TopSettings
-from ampd.cli.top.render import as_text
+from ampd.cli.top import TopSettings
+from ampd.cli.top_screen import as_text
 from tests.ampd.cli.top.test_render import healthy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "top.md").read_text("utf-8")

@@ -2,7 +2,7 @@
 
 from typing import NoReturn
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from workers.__main__ import main
 from workers.engines.modelled import ModelledEngine
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from dynamo.runtime import Client, Context, DistributedRuntime
 
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.types import Role, WorkerView
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, GenerateRequest, PrefillRequest
 from tests.harness.graph import Graph, performance_model

@@ -1,6 +1,6 @@
 """`python -m router` whose Dynamo runtime ends without a signal, as when the machine is out of inotify instances."""
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from router.__main__ import main
 from router.process import CoordinatorProcess
 

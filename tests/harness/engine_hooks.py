@@ -71,9 +71,9 @@ def delay_rank(late: str, longest_s: float) -> None:
 
     It gets each message, offers, writes and looks up pages, begins and ends loads, and forgets everything later.
     """
-    from workers.kv.geometry import KvGeometry
     from workers.kv.ranks.copies import PageLoader
     from workers.kv.ranks.link import RankLink
+    from workers.kv.shared import KvGeometry
 
     rng = random.Random(1)
 

@@ -26,9 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ampd.child_process import end_with_parent, tied_to_parent
+from ampd.child_process import end_with_parent, exit_now, tied_to_parent
 from ampd.errors import one_line_of
-from ampd.process_exit import exit_now
 
 _HEADER_BYTES = 8
 _MOST_BYTES = 64 << 20

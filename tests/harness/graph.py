@@ -20,11 +20,10 @@ from uuid import uuid4
 
 import httpx
 
+from ampd.child_process import reserved_ports
 from ampd.cli.serve.graph import Frontend, dynamo_environment
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, python_module
-from ampd.reserved_ports import reserved_ports
-from ampd.state.connect import open_store
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.tiny_model import tiny_model_path
 from ampd.types import WorkerView
 from tests.harness.fork_server import ForkServer
@@ -35,7 +34,7 @@ MODEL = "tiny"
 PRELOADED = (
     "ampd.perf.piecewise",
     "ampd.policies.registry",
-    "ampd.state.connect",
+    "ampd.state.redis_store",
     "numpy",
     "prometheus_client",
     "pydantic_settings",

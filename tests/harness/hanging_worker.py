@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from workers.__main__ import main
 from workers.engines import supervised
 from workers.engines.modelled import ModelledEngine

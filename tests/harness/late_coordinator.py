@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from router.__main__ import main
 from router.model_card import ModelCard
 

@@ -3,7 +3,7 @@
 import os
 import signal
 
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from workers.__main__ import main
 from workers.engines.base import EngineRequest
 from workers.engines.modelled import ModelledEngine

@@ -1,6 +1,6 @@
 """Ports of 127.0.0.1 for the servers of a test."""
 
-from ampd.reserved_ports import reserved_ports
+from ampd.child_process import reserved_ports
 
 HOST = "127.0.0.1"
 

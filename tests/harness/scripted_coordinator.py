@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import Field
 
+from ampd.child_process import exit_now
 from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange
 from ampd.policies.registry import Policy, register
-from ampd.process_exit import exit_now
 from ampd.types import Role
 from router.__main__ import main
 

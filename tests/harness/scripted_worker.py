@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 import workers.engines.modelled
-from ampd.process_exit import exit_now
+from ampd.child_process import exit_now
 from workers.__main__ import main
 from workers.engines.modelled_request import ActiveRequest, Choice
 from workers.engines.modelled_tokens import Token, TokenSource

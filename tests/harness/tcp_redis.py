@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Self
 
-from ampd.reserved_ports import HIGHEST_PORT
+from ampd.child_process import HIGHEST_PORT
 from ampd.state.embedded import EmbeddedRedis
 from tests.harness.ports import HOST, free_ports
 

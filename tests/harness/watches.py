@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ampd.cli.serve.checks import WATCHES_PER_PROCESS, used_watches, watch_limit
+from ampd.cli.serve.settings import WATCHES_PER_PROCESS, used_watches, watch_limit
 
 _PATIENCE_S = 20.0
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from ampd.cli.serve.graph import system_environment, system_url
-from ampd.cli.serve.watch import LivenessProbe
+from ampd.cli.serve.processes import LivenessProbe
 from ampd.telemetry.metrics.system import LIVENESS_PATH
 from tests.harness.graph import Graph, completion, profile
 from tests.harness.ports import free_ports

@@ -14,15 +14,14 @@ import pytest
 from zmq import PAIR
 from zmq.asyncio import Context
 
+from ampd.background_tasks import SupervisedTask
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
-from ampd.supervised_task import SupervisedTask
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from benchmarks.structure import modules
 from router.coordinator_publisher import CoordinatorViewPublisher
 from router.decision_record import DecisionRecord, RoundFacts
@@ -36,9 +35,8 @@ from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
 from tests.waiting import PATIENCE_S
-from workers.kv.geometry import KvGeometry
 from workers.kv.rank_links import RankLinks
-from workers.kv.rank_messages import Forgotten, Hello, encode
+from workers.kv.shared import Forgotten, Hello, KvGeometry, encode
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles

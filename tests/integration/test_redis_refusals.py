@@ -20,11 +20,10 @@ from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
-from ampd.state.connect import open_store
-from ampd.state.store import SessionLimits, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from router.admission import AdmissionGate
 from router.coordinator_publisher import CoordinatorViewPublisher
 from router.lease_probe import LeaseProbe

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ampd.cli.serve.local_graphs import local_graphs
+from ampd.state.embedded import local_graphs
 from ampd.tiny_model import tiny_model_path
 from tests.harness.gpus import machine_with
 from tests.harness.graph import record

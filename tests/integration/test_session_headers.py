@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from ampd.cli.serve.graph import system_environment, system_url
 from ampd.session_key import session_key
-from ampd.state.store import StateStore
+from ampd.state.redis_store import StateStore
 from ampd.telemetry.metrics import names
 from tests.harness.graph import HELLO, MODEL, Graph, chat, profile, record
 from tests.harness.ports import free_ports

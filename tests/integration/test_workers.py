@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 from dynamo.runtime import Context
 
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import Watcher, WorkerUpdated
+from ampd.state.redis_store import Watcher, open_store
+from ampd.state.store import WorkerUpdated
 from ampd.types import Role
 from ampd.wire import GENERATE_ENDPOINT, PREFILL_ENDPOINT, parse_error
 from tests.harness.driver import Driver, driving, message, tokens

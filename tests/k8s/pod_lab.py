@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+from ampd.child_process import reserved_ports
 from ampd.cli.serve.processes import ProcessSpec, Supervisor
-from ampd.reserved_ports import reserved_ports
 from ampd.state.embedded import redis_server_path
 from tests.harness.graph import pids
 from tests.k8s.pods import Pod, command_line, environment, pods, secret_value

@@ -14,19 +14,17 @@ from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
 from ampd.recent_load import RecentRound
-from ampd.state.connect import open_store
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.schema import Schema
 from ampd.state.store import (
     Binding,
     RoleAssigned,
     RouteWrite,
     SessionLimits,
-    StateStore,
     StateUnavailableError,
     WorkerRemoved,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
 from tests.k8s.pod_lab import PodLab, Running
 from tests.k8s.pods import environment, pods
 from tests.k8s.rendering import GRAPHS, K8S, for_each, needs_kubectl, rendered

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from ampd.policies import defaults
-from planner.combination import Combination, Mode
+from planner.case_settings import Combination, Mode
 
 POLICIES = ("always-remote", "ampd"), ("fcfs", "edf"), ("whole", defaults.SLICING), ("arrow", defaults.POOLS)
 

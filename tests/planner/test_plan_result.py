@@ -2,11 +2,11 @@
 
 import pytest
 
+from planner.case_settings import PlanSettings
 from planner.layout.candidate import Candidate
 from planner.layout.layout import Layout
 from planner.layout.trial import Trial
 from planner.plan_command import _cost, _curve
-from planner.plan_settings import PlanSettings
 
 FOUR = Layout((), ((4, 1),))
 

@@ -11,7 +11,7 @@ import pytest
 from ampd.cli.main import main
 from ampd.errors import UserError
 from ampd.policies.naming import parse_named, split_names
-from planner.combination import Mode
+from planner.case_settings import Mode
 from planner.simulate_command import parse_rates
 
 BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]

@@ -9,9 +9,8 @@ import pytest
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
-from ampd.state.store import StateStore
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Slo
+from ampd.state.redis_store import StateStore
+from ampd.types import CoordinatorView, Slo
 from router.coordinator import Coordinator
 from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
 from router.policies import CoordinatorPolicies

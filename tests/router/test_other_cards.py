@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Slo
+from ampd.types import CoordinatorView, Slo
 from router.model_card import ModelCard
 from router.other_cards import OtherCards
 from tests.memory_store import MemoryStore

@@ -16,8 +16,8 @@ from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.recent_load import Load, RecentRound
 from ampd.serving.roles import RoleReview
-from ampd.state.connect import open_store
-from ampd.state.store import RoleAssigned, StateStore, Watcher
+from ampd.state.redis_store import StateStore, Watcher, open_store
+from ampd.state.store import RoleAssigned
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
 from router.policy_process import PolicyProcess

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.telemetry.coordinator_view import ServedWindow
 from ampd.telemetry.metrics import names
-from ampd.telemetry.window_counts import latency_summary
-from ampd.types import Slo
+from ampd.telemetry.windows import latency_summary
+from ampd.types import ServedWindow, Slo
 from router.decision_record import Decided, DecisionRecord, RoundFacts
 from router.round_window import RoundWindow
 from router.served import ServedRound

@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
+from ampd.child_process import reserved_ports
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.cli.serve.processes import Supervisor
 from ampd.compiled import ROOT
-from ampd.reserved_ports import reserved_ports
 from tests.harness.graph import HELLO, Graph, ask, chat, profile, session
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import PATIENCE_S

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create
 from tests.memory_store import MemoryStore
 from workers.parts import WorkerParts
@@ -35,7 +36,7 @@ def worker_parts(
         WorkerSettings(**usual | settings),
         engine,
         store or MemoryStore(),
-        model,
+        model if isinstance(model, CorrectedModel) else CorrectedModel(model, engine.info.parallelism),
         ordering_policy or create("ordering", ordering),
         clock,
     )

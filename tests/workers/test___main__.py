@@ -10,9 +10,11 @@ import pytest
 
 from ampd.cli.serve.graph import dynamo_environment
 from ampd.errors import UserError
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.state.embedded import EmbeddedRedis
 from ampd.tiny_model import tiny_model_path
+from ampd.types import Parallelism
 from tests.harness.fork_server import ForkServer
 from workers.__main__ import main
 from workers.engines import create_engine
@@ -132,7 +134,7 @@ def test_a_worker_that_anybody_may_call_is_refused(
 def test_wrong_settings_object_is_refused(model_folder: Path) -> None:
     settings = WorkerSettings(role="prefill", engine="modelled", model=model_folder)
     with pytest.raises(UserError):
-        create_engine(settings, load_performance_model("tiny-cpu"))
+        create_engine(settings, CorrectedModel(load_performance_model("tiny-cpu"), Parallelism()))
 
 
 @pytest.mark.parametrize("engine", ["modelled", "sglang"])

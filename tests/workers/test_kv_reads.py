@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,8 @@ import pytest
 
 from ampd.errors import UserError
 from ampd.page_keys import page_keys
+from ampd.perf.corrections import CorrectedModel
+from ampd.perf.model import ScaledModel
 from ampd.perf.presets import analytic_model
 from ampd.serving import kv_tiers
 from ampd.types import Parallelism
@@ -26,13 +29,17 @@ class Kv:
     def __init__(self, held_pages: int) -> None:
         self.held_pages = held_pages
         self.reads: list[str] = []
+        self.fetched = FETCHED
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     def protect(self, _rid: str, keys: Sequence[bytes]) -> int:
         return min(self.held_pages, len(keys)) * 16
 
     async def fetch(self, *arguments: Any) -> KvFetch:
         self.reads.append(arguments[3])
-        return FETCHED
+        await self.may_end.wait()
+        return self.fetched
 
 
 class SlowLinks:
@@ -49,6 +56,17 @@ class SlowLinks:
         if source.tp == 4 and tokens:
             raise UserError("no times of reads from TP 4")
         return (1e3 if source.tp == 8 else self._seconds) if tokens else 0.0
+
+
+class ConstantReads(ScaledModel):
+    """A model whose transfers take as long as given, times the factor of the reader."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(analytic_model("qwen3-32b", "h100"))
+        self._seconds = seconds
+
+    def kv_transfer_s(self, _tokens: int, _source: Parallelism, target: Parallelism) -> float:
+        return self._seconds * target.factors.read
 
 
 @pytest.mark.parametrize(
@@ -72,10 +90,36 @@ async def test_reading_pays(
     engine = cast(Any, SimpleNamespace(kv=kv, info=info))
     keys = page_keys(range(8500), 16, tenant="")
     progress = RoundProgress("r", RoundPrompt(cast(Any, SimpleNamespace(session_id="s")), 8500, keys), 0.0)
-    reads = KvReads(engine, cast(Any, SlowLinks(transfer_s)), 5.0)
+    reads = KvReads(engine, CorrectedModel(cast(Any, SlowLinks(transfer_s)), info.parallelism), 5.0)
     fetched = await reads.read(progress, "P", expected_tokens, source_tp)
     assert fetched is (FETCHED if is_read else None)
     assert kv.reads == (["P"] if is_read else [])
+
+
+@pytest.mark.parametrize(
+    ("reads", "transfer_s", "error", "factor"),
+    [
+        pytest.param(1, 0.01, None, 2.0, id="alone"),
+        pytest.param(2, 0.01, None, 1.0, id="two at a time"),
+        pytest.param(1, 0.01, "it failed", 1.0, id="failed"),
+        pytest.param(1, 0.004, None, 1.0, id="too short"),
+    ],
+)
+async def test_reads_alone_correct_their_times(reads: int, transfer_s: float, error: str | None, factor: float) -> None:
+    kv, theta = Kv(0), Parallelism(tp=2)
+    kv.fetched = KvFetch(tokens=8000, seconds=2 * transfer_s, error=error)
+    engine = cast(Any, SimpleNamespace(kv=kv, info=SimpleNamespace(page_size_tokens=16, parallelism=theta)))
+    times = CorrectedModel(ConstantReads(transfer_s), theta)
+    kv_reads = KvReads(engine, times, 5.0)
+    keys = page_keys(range(8500), 16, tenant="")
+    progress = RoundProgress("r", RoundPrompt(cast(Any, SimpleNamespace(session_id="s")), 8500, keys), 0.0)
+    for _ in range(1000):
+        kv.may_end.clear()
+        running = [asyncio.create_task(kv_reads.read(progress, "P", 8000)) for _ in range(reads)]
+        await asyncio.sleep(0)
+        kv.may_end.set()
+        await asyncio.gather(*running)
+    assert times.parallelism.factors.read == pytest.approx(factor, rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 import pytest
 
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.overlay import QUEUE_GRACE_S
-from ampd.state.store import RoleAssigned, StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import RoleAssigned, StateUnavailableError
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually

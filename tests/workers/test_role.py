@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from ampd.state.store import RoleAssigned, StateStore
+from ampd.state.redis_store import StateStore
+from ampd.state.store import RoleAssigned
 from ampd.types import Role
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import virtually

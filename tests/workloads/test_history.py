@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.history import SAFE_TOKENS, CommonStart, TokenHistory, WordHistory
+from workloads.endpoint import SAFE_TOKENS, CommonStart, TokenHistory, WordHistory
 from workloads.trace import Round
 
 rounds = st.lists(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.history import WORDS, synthetic_token_ids, synthetic_words
+from workloads.endpoint import WORDS, synthetic_token_ids, synthetic_words
 
 
 @settings(max_examples=20)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from workloads.tokencount import RanksCounter, approximate_tokens, load_counter
+from workloads.formats.loader import RanksCounter, approximate_tokens, load_counter
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pydantic import create_model
 
 from ampd.errors import UserError
 from ampd.model_folder import check_model_folder
-from ampd.perf.model import PerformanceModel, scaled
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.types import Parallelism
@@ -24,15 +24,16 @@ def settings_model(engine: str) -> type[WorkerSettings]:
     return create_model("WorkerSettings", __base__=bases, __doc__=WorkerSettings.__doc__)
 
 
-def performance_model(settings: WorkerSettings) -> PerformanceModel:
-    """The model that predicts this worker's times, on the clock of its engine.
+def performance_model(settings: WorkerSettings) -> CorrectedModel:
+    """The model that predicts this worker's times, and is corrected by what the worker measures.
 
     Raises:
         UserError: there is no such profile, it is wrong, or it does not cover this worker.
     """
     model = load_performance_model(settings.perf)
-    model.require([Parallelism(tp=settings.tp)], [])
-    return scaled(model, getattr(settings, "time_scale", 1.0))
+    parallelism = Parallelism(tp=settings.tp)
+    model.require([parallelism], [])
+    return CorrectedModel(model, parallelism)
 
 
 def check_engine(settings: WorkerSettings, prog: str) -> None:
@@ -50,7 +51,7 @@ def check_engine(settings: WorkerSettings, prog: str) -> None:
         check_model_folder(settings.model, prog)
 
 
-def create_engine(settings: WorkerSettings, model: PerformanceModel | None) -> Engine:
+def create_engine(settings: WorkerSettings, model: CorrectedModel | None) -> Engine:
     """The engine that `settings` (made by `settings_model`) describe, not started yet.
 
     Args:

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from ampd.errors import UserError
 from ampd.page_keys import PAGE_TOKENS, page_keys
-from ampd.perf.model import PerformanceModel, joined_tokens
+from ampd.perf.corrections import LOAD, MIXED, PREFILL, STEP, CorrectedModel
+from ampd.perf.model import PerformanceModel, joined_tokens, scaled
 from ampd.policies.base import SlicingPolicy
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.serving.kv_eviction import NextRounds
@@ -38,7 +39,9 @@ _STORE_SHARE = 4
 class ModelledSettings(Settings):
     """What the modelled engine simulates."""
 
-    time_scale: float = Field(1.0, gt=0, description="Factor on all modelled times.")
+    time_scale: float = Field(
+        1.0, gt=0, description="Factor on all modelled times. Predictions do not know it: they learn it."
+    )
     kv_capacity_tokens: int = Field(262_144, ge=1, description="KV memory of the device, in tokens.")
     kv_store_tokens: int | None = Field(
         None,
@@ -65,10 +68,11 @@ class ModelledSettings(Settings):
         return _STORE_SHARE * self.kv_capacity_tokens if self.kv_store_tokens is None else self.kv_store_tokens
 
 
-def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: SlicingPolicy) -> ModelledEngine:
+def create_modelled(settings: WorkerSettings, times: CorrectedModel, slicing: SlicingPolicy) -> ModelledEngine:
     """A modelled engine for `settings`, which must be those of `settings_model("modelled")`.
 
     Args:
+        times: what the worker predicts with, and corrects.
         slicing: says what the engine computes next.
 
     Raises:
@@ -77,22 +81,23 @@ def create_modelled(settings: WorkerSettings, model: PerformanceModel, slicing: 
     if not isinstance(settings, ModelledSettings):
         raise UserError("the settings are not those of the modelled engine")
     parallelism = Parallelism(tp=settings.tp)
-    model.reload_s(1, parallelism)  # a profile may lack these times
+    times.reload_s(1, parallelism)  # a profile may lack these times
     facts = read_model_folder(settings.model)
     facts = replace(facts, max_context_tokens=settings.max_context_tokens or facts.max_context_tokens)
     replies = Replies.read(settings.replies) if settings.replies else None
     engine = ModelledEngine(
         facts,
-        model,
+        scaled(times.model, settings.time_scale),
         parallelism,
         settings.kv_capacity_tokens,
         settings.store_tokens,
         settings.page_size,
         settings.eos_every_tokens,
         OutputPlanner(settings.model, facts.eos_token_ids, replies),
+        times,
     )
     role = Role(settings.role)
-    engine.sizes = PassSizes(UnfailingSlicing(slicing), model, parallelism, settings.page_size, lambda: role)
+    engine.sizes = PassSizes(UnfailingSlicing(slicing), times, parallelism, settings.page_size, lambda: role)
     return engine
 
 
@@ -108,9 +113,11 @@ class ModelledEngine:
 
     Args:
         facts: vocabulary, limits and sizes of the model.
+        model: the times that everything takes.
         kv_store_tokens: size of the store.
         eos_every: mean number of tokens between two ends of sequence; 0: none.
         planner: of outputs that are not made up; None: all are, and grammars are ignored.
+        times: what the worker predicts with, and corrects by the times of this engine; None: `model`, uncorrected.
 
     Attributes:
         sizes: says what the next pass computes. Set before the start; by itself prefills run whole.
@@ -126,9 +133,11 @@ class ModelledEngine:
         page_size: int = PAGE_TOKENS,
         eos_every: int = 0,
         planner: OutputPlanner | None = None,
+        times: CorrectedModel | None = None,
     ) -> None:
         fingerprint = sha256(f"modelled {facts.digest} {page_size}".encode()).hexdigest()[:16]
-        self._next_rounds = NextRounds(model, parallelism)
+        self._belief, self._times = times or model, times
+        self._next_rounds = NextRounds(self._belief, parallelism)
         token_bytes = facts.kv_bytes_per_token
         self._store = ModelledStore(page_size, kv_store_tokens, token_bytes, fingerprint, self._next_rounds.surplus)
         transport = ModelledTransport(model, parallelism, token_bytes)
@@ -152,7 +161,7 @@ class ModelledEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self._time_line = TimeLine()
-        self.sizes = PassSizes(WholeSlicing(), model, parallelism, page_size)
+        self.sizes = PassSizes(WholeSlicing(), self._belief, parallelism, page_size)
         self._has_paused = False
 
     @property
@@ -280,7 +289,7 @@ class ModelledEngine:
         found, parallelism = self._found(active.keys), self._info.parallelism
         active.tiers = tiers_of(active.prompt_tokens, found, most_tokens)
         if active.tiers.reloaded_tokens and not reloading_pays(
-            active.prompt_tokens, found.store_tokens, self._model, parallelism
+            active.prompt_tokens, found.store_tokens, self._belief, parallelism
         ):
             active.tiers = tiers_of(active.prompt_tokens, found, found.device_tokens)
         device_tokens = active.tiers.device_tokens
@@ -375,6 +384,8 @@ class ModelledEngine:
         reload_s = sum(active.reload_s for active, _ in parts if not active.passed_tokens)
         only = parts[0][0].aborted if len(parts) == 1 and not beside else None
         await self._time_line.work(max(reload_s, computed_s), only)
+        if only is None or not only.is_set():
+            self._measure_pass(sizes, beside, computed_s)
         if is_mixed:
             self._end_step(beside)
         for active, tokens in parts:
@@ -387,16 +398,27 @@ class ModelledEngine:
 
     def _pass_s(self, parts: list[tuple[int, int]], beside: list[ActiveRequest]) -> float:
         """Time of a pass over (history, increment) parts and a step of the requests beside them, if there are any."""
-        parallelism = self._info.parallelism
-        if not beside:
-            return self._model.prefill_s(*joined_tokens(parts), parallelism)
-        return self._model.mixed_pass_s(parts, *_size(beside), parallelism)
+        return _predicted_s(self._model, parts, _size(beside), self._info.parallelism)
 
     # -- times
 
+    def _measure_pass(self, parts: list[tuple[int, int]], beside: list[ActiveRequest], seconds: float) -> None:
+        """A pass over parts of prefills has ended, after its modelled time: a late wake-up is no work of the engine."""
+        if self._times is None:
+            return
+        predicted_s = _predicted_s(self._times, parts, _size(beside), self._info.parallelism)
+        self._times.measured(MIXED if beside else PREFILL, predicted_s, seconds)
+
+    def _measure_step(self, size: tuple[int, int], seconds: float) -> None:
+        if self._times is not None:
+            self._times.measured(STEP, self._times.decode_step_s(*size, self._info.parallelism), seconds)
+
     def _reload_s(self, tokens: int) -> float:
         """Time to copy KV from the store."""
-        return self._model.reload_s(tokens, self._info.parallelism)
+        seconds = self._model.reload_s(tokens, self._info.parallelism)
+        if self._times is not None:
+            self._times.measured(LOAD, self._times.reload_s(tokens, self._info.parallelism), seconds)
+        return seconds
 
     def _prefilled(self, active: ActiveRequest) -> None:
         active.prefilled = True
@@ -404,7 +426,10 @@ class ModelledEngine:
 
     async def _decode_step(self) -> None:
         batch = list(self._requests.running)
-        await self._time_line.work(self._model.decode_step_s(*_size(batch), self._info.parallelism))
+        size = _size(batch)
+        seconds = self._model.decode_step_s(*size, self._info.parallelism)
+        await self._time_line.work(seconds)
+        self._measure_step(size, seconds)
         self._end_step(batch)
 
     def _end_step(self, batch: list[ActiveRequest]) -> None:
@@ -435,6 +460,15 @@ class ModelledEngine:
     def _fail(self, error: EngineLostError) -> None:
         for active in self._requests.alive:
             active.outputs.put_nowait(error)
+
+
+def _predicted_s(
+    model: PerformanceModel, parts: list[tuple[int, int]], beside: tuple[int, int], parallelism: Parallelism
+) -> float:
+    """Time of a pass over parts of prefills, with a step of a batch that has a size and contexts."""
+    if not beside[0]:
+        return model.prefill_s(*joined_tokens(parts), parallelism)
+    return model.mixed_pass_s(parts, *beside, parallelism)
 
 
 def _size(batch: list[ActiveRequest]) -> tuple[int, int]:

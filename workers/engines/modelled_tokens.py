@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
-from ampd.model_folder import model_digest
-from ampd.tokenizer_digest import tokenizer_digest
-from ampd.vocabulary import vocabulary_tokens
+from ampd.model_folder import model_digest, tokenizer_digest
+from ampd.perf.model_shape import read_model_shape
+from ampd.sampling_limits import vocabulary_tokens
 
 _SPACE_MARKS = ("\u0120", "\u2581")
 """How byte-level and sentencepiece vocabularies write a leading space."""
@@ -48,21 +48,20 @@ def read_model_folder(folder: Path) -> ModelFacts:
     """Read `config.json` and `tokenizer.json` of a model folder.
 
     Raises:
-        UserError: one of them is missing or unusable.
+        UserError: one of them is missing or unusable, or the model's layers are of an unknown kind.
     """
     config = _read_json(folder, "config.json")
     tokenizer = _read_json(folder, "tokenizer.json")
     try:
         config = config.get("text_config") or config
         printable = _printable(tokenizer)
-        heads = int(config.get("num_key_value_heads") or config["num_attention_heads"])
-        head_dim = int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-        value_bytes = 4 if "float32" in str(config.get("dtype") or config.get("torch_dtype")) else 2
+        has_long_values = "float32" in str(config.get("dtype") or config.get("torch_dtype"))
+        shape = read_model_shape(folder, 32 if has_long_values else 0)
         facts = ModelFacts(
             printable=printable,
             eos_token_ids=tuple(_as_list(config.get("eos_token_id"))),
-            max_context_tokens=int(config.get("max_position_embeddings", 32_768)),
-            kv_bytes_per_token=2 * int(config["num_hidden_layers"]) * heads * head_dim * value_bytes,
+            max_context_tokens=shape.max_context_tokens,
+            kv_bytes_per_token=round(shape.kv_bytes_per_token),
             vocabulary_size=vocabulary_tokens(config),
             digest=model_digest(folder),
             tokenizer=tokenizer_digest(folder),

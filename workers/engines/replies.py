@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 
 from ampd.documents import first_problem
 from ampd.errors import UserError
+from ampd.model_folder import as_value_errors
 from ampd.session_key import session_key
-from ampd.tokenizer_errors import as_value_errors
 from workers.engines.base import EngineError, EngineRequest
 
 _CALL_ID = "call00000"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from ampd.errors import one_line_of
+from ampd.model_folder import tokenizer_digest
 from ampd.page_keys import page_keys
 from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import reloading_pays
-from ampd.tokenizer_digest import tokenizer_digest
 from ampd.types import Parallelism
 from workers.engines.base import (
     EngineError,

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import Any
 
-from ampd.reserved_ports import reserved_ports
+from ampd.child_process import reserved_ports
 from workers.engines.sglang_plugin import ENGINE_FLAG
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dynamo.common.utils.guided_json import reject_nonprogressing_guided_json_re
 from dynamo.common.utils.structural_tag import serialize_structural_tag
 from dynamo.llm import HttpError
 
-from ampd.vocabulary import known_tokens
+from ampd.sampling_limits import known_tokens
 from workers.engines.base import EngineError, EngineOutput, EngineRequest, KvLoadError
 
 TOO_AMBIGUOUS = "the grammar of the output fits a text in too many ways; make it simpler"

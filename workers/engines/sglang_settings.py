@@ -20,8 +20,7 @@ from ampd.perf.presets import DEGREES
 from ampd.settings import Settings
 from ampd.types import GIB
 from workers.engines.base import EngineError
-from workers.kv.geometry import TRIED_PAGE_TOKENS
-from workers.kv.store_memory import StoreMemory, default_size_bytes
+from workers.kv.shared import TRIED_PAGE_TOKENS, StoreMemory, default_size_bytes
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,10 @@ from itertools import chain
 from xxhash import xxh3_64_intdigest
 
 from ampd.background_tasks import BackgroundTasks
-from workers.kv.geometry import KvGeometry, mismatch
 from workers.kv.rank_links import Offers, RankLinks
-from workers.kv.rank_messages import Loaded, Passes, Records, ToWorker
+from workers.kv.shared import KvGeometry, Loaded, Passes, Records, StoreMemory, ToWorker, mismatch
 from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
-from workers.kv.store_memory import StoreMemory
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from itertools import takewhile
 
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section
 from workers.kv.peer_reads import Remote
+from workers.kv.shared import KvGeometry, PoolGeometry, Section
 from workers.kv.store.directory import Loadable, Reservation, StoreDirectory
 from workers.kv.store.records import aligned_bytes
 from workers.kv.store.sessions import Surplus

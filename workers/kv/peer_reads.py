@@ -15,7 +15,7 @@ from msgspec.msgpack import Decoder, Encoder
 
 from ampd.background_tasks import BackgroundTasks
 from ampd.wire import KvReply, KvRequest, LeasedRecords
-from workers.kv.geometry import KvGeometry, NotNegative, mismatch
+from workers.kv.shared import KvGeometry, NotNegative, mismatch
 from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from typing import Any
 from zmq import LINGER, NOBLOCK, PAIR, RCVHWM, SNDHWM, Again
 from zmq.asyncio import Context
 
-from ampd.supervised_task import SupervisedTask
-from workers.kv.rank_messages import (
+from ampd.background_tasks import SupervisedTask
+from workers.kv.shared import (
     Allow,
     Done,
     Drop,

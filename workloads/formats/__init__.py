@@ -1,48 +1,198 @@
-"""Loaders: from the trace formats of the field to ours."""
+"""Converters: from the trace formats of the field to ours."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from ampd.documents import first_problem
 from ampd.errors import UserError, one_line_of
-from workloads.formats.agents import load_kv_cache_tester, load_tracelab, load_trail
-from workloads.formats.chat import load_openai, load_tau_bench, load_toolbench
-from workloads.formats.loader import Loader, LoadOptions
-from workloads.formats.requests import load_agentic, load_azure, load_delta, load_dynamo, load_mooncake
+from workloads.formats import agents, chat, requests, telemetry
+from workloads.formats.loader import Row, Rows, has, rows_of, source_files
+from workloads.formats.rounds import LoadOptions, Reader, sessions_of
 from workloads.trace import Session
 
-__all__ = ["FORMATS", "LoadOptions", "load_sessions"]
+__all__ = ["FORMATS", "Format", "LoadOptions", "detect", "load_sessions"]
 
-FORMATS: dict[str, tuple[str, Loader]] = {
-    "agentic-mooncake": ("Dynamo's agentic Mooncake JSONL (wait_for, delay, tool_wait_ms)", load_agentic),
-    "azure": ("Azure LLM 2023/2024 CSV (single requests; real arrivals)", load_azure),
-    "dynamo": ("Dynamo request traces (request_end records; sessions by agent_context)", load_dynamo),
-    "kv-cache-tester": (
-        "kv-cache-tester traces (coding agents; real gaps; arrivals 0: each file starts at its own 0)",
-        load_kv_cache_tester,
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a format is recognised and read.
+
+    Attributes:
+        summary: what writes it.
+        signs: alternatives, as `loader.has` reads them. The first format of the table with a sign is the file's.
+        one_file: each file has times or names of its own, so a folder may hold one.
+    """
+
+    summary: str
+    signs: Sequence[str]
+    read: Reader
+    one_file: bool = False
+
+
+FORMATS: dict[str, Format] = {
+    "claude-code": Format(
+        "session files of Claude Code (~/.claude/projects)",
+        ("sessionId, message/usage", "sessionId, parentUuid, message/role"),
+        agents.read_claude_code,
     ),
-    "mooncake": (
-        "Mooncake JSONL with whole prompts; rows of one session_id are its rounds, others stand alone",
-        load_mooncake,
+    "codex": Format(
+        "session files of Codex (~/.codex/sessions)",
+        ("type=session_meta, payload", "type=response_item, payload", "type=event_msg, payload"),
+        agents.read_codex,
     ),
-    "mooncake-delta": (
-        "Mooncake JSONL whose later rows hold only what a round adds (Dynamo's delta variant)",
-        load_delta,
+    "otel": Format(
+        "OpenTelemetry gen_ai and OpenInference spans: OTLP, Jaeger, flat or nested (TRAIL)",
+        (
+            *("resourceSpans", "resource_spans", "batches", "spans", "data/spans", "span_attributes"),
+            *("attributes/gen_ai*", "attributes/llm*", "attributes/openinference*", "attributes/key=gen_ai.*"),
+            *("attributes.gen_ai.*", "attributes.llm.*", "tags/key=gen_ai.*"),
+        ),
+        telemetry.read_otel,
     ),
-    "openai-messages": ("OpenAI messages as JSON lines (conversations, or requests)", load_openai),
-    "tau-bench": ("tau-bench trajectories (messages; no times: every gap and arrival is 0)", load_tau_bench),
-    "toolbench": ("ToolBench answer files (messages; no times: every gap and arrival is 0)", load_toolbench),
-    "tracelab": ("TraceLab round tables (round_trace.jsonl; recorded tool and user times)", load_tracelab),
-    "trail": ("TRAIL / OpenInference spans (LLM and TOOL spans, recorded times)", load_trail),
+    "langfuse": Format(
+        "observations or traces of Langfuse",
+        (
+            *("type=GENERATION", "observations", "data/type=GENERATION", "data/observations", "traces/observations"),
+            *("traceId, usageDetails", "trace_id, usage_details"),
+        ),
+        telemetry.read_langfuse,
+    ),
+    "litellm": Format(
+        "spend logs or callback payloads of LiteLLM",
+        ("call_type, startTime", "data/call_type", "spend, startTime, prompt_tokens"),
+        telemetry.read_litellm,
+    ),
+    "azure": Format(
+        "Azure LLM traces (single requests)", ("ContextTokens, GeneratedTokens",), requests.read_azure, one_file=True
+    ),
+    "burstgpt": Format("BurstGPT", ("Request tokens, Response tokens",), requests.read_burstgpt, one_file=True),
+    "bailian": Format("Bailian chains of requests", ("chat_id, parent_chat_id",), requests.read_bailian, one_file=True),
+    "swe-agent": Format(
+        "SWE-agent's .traj and mini-swe-agent's trajectories",
+        (
+            "trajectory_format",
+            "trajectory/response",
+            "trajectory, history",
+            "trajectory/role",
+            "info/model_stats, messages",
+        ),
+        agents.read_swe_agent,
+    ),
+    "openhands": Format(
+        "events of OpenHands",
+        (
+            *("history/action", "history/source", "history/kind", "action, source", "observation, source"),
+            *("kind=*Event, source", "tool_call_metadata"),
+        ),
+        agents.read_openhands,
+    ),
+    "sharegpt": Format(
+        "ShareGPT conversations",
+        ("conversations/from", "conversation/from", "conversation/role", "items/from"),
+        chat.read_sharegpt,
+    ),
+    "aiperf": Format(
+        "AIPerf's profile_export.jsonl",
+        ("metadata/request_start_ns", "metrics/input_sequence_length"),
+        requests.read_aiperf,
+    ),
+    "vllm": Format("request log of vLLM", ("log=*Received request *", "log=*Generated response *"), requests.read_vllm),
+    "sglang": Format(
+        "request log of SGLang (text or JSON)",
+        ("log=*Finish: obj=*", 'log=*"event": "request.*', "event=request.finished", "event=request.received*"),
+        requests.read_sglang,
+    ),
+    "dynamo": Format("Dynamo's request traces", ("event/event_type", "event_type=request_end"), requests.read_dynamo),
+    "agentic-mooncake": Format(
+        "Dynamo's agentic Mooncake rows",
+        ("input_length, wait_for", "input_length, tool_wait_ms", "input_length, prefix_reset"),
+        requests.read_agentic,
+    ),
+    "kv-cache-tester": Format(
+        "traces of kv-cache-tester",
+        ("requests/in", "requests/requests/in", "block_size, requests"),
+        agents.read_kv_cache_tester,
+    ),
+    "tracelab": Format(
+        "TraceLab's round_trace.jsonl", ("input_tokens_total, round_index",), agents.read_tracelab, one_file=True
+    ),
+    "tau-bench": Format("tau-bench trajectories", ("traj/role", "traj, task_id"), chat.read_tau_bench),
+    "toolbench": Format("ToolBench answer files", ("answer_generation",), chat.read_toolbench),
+    "mooncake-delta": Format("Mooncake rows that hold only what a round adds", (), requests.read_delta),
+    "mooncake": Format(
+        "Mooncake rows: whole prompts, with lengths, hashes or text",
+        (
+            *("input_length, output_length", "hash_ids", "input_length, timestamp", "text_input", "input_text"),
+            *("timestamp, messages, output_length", "delay, messages, output_length"),
+        ),
+        requests.read_mooncake,
+    ),
+    "openai-messages": Format(
+        "message logs in the forms of OpenAI and Anthropic: conversations, or requests",
+        (
+            "messages",
+            "request/messages",
+            "request/input",
+            "request_body",
+            "body/messages",
+            "input, output",
+            "role, content",
+            "request, response",
+            "prompt, response",
+            "prompt, completion",
+        ),
+        chat.read_openai,
+    ),
 }
-"""Name -> one line about the format, and its loader."""
+"""Name -> format. The order is that of recognition: what few formats have comes first."""
+
+_ALIASES = {"trail": "otel", "openinference": "otel", "opentelemetry": "otel"}
+_LOOKED_AT = 2000
+"""Rows of a file in which a sign is sought: session files begin with other lines, and logs with a server's start."""
+_FILES_LOOKED_AT = 20
 
 _MISFITS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What a loader raises where a value has another form than the format says."""
+"""What a reader raises where a value has another form than the format says."""
+
+
+def detect(path: Path) -> tuple[str, str]:
+    """The format of a file or of the files of a folder, and the sign that tells it.
+
+    Raises:
+        UserError: no format has such rows, or the path is missing.
+    """
+    seen: Row | None = None
+    for file in _existing(path)[:_FILES_LOOKED_AT]:
+        try:
+            rows = list(islice(rows_of(file, path), _LOOKED_AT))
+        except UserError:
+            if path.is_dir():  # it may hold other files too
+                continue
+            raise
+        seen = seen or next(iter(rows), None)
+        for name, known in FORMATS.items():
+            if sign := next((sign for sign in known.signs if any(has(row.data, sign) for row in rows)), None):
+                if name == "mooncake" and requests.are_deltas(rows):
+                    return (
+                        "mooncake-delta",
+                        "rows of a session are shorter than what is before them, and repeat no hash",
+                    )
+                return name, f"its rows have {sign}"
+    if seen is None:
+        raise UserError(f"{path}: holds no row")
+    if "rounds" in seen.data and "arrival_s" in seen.data:
+        raise UserError(f"{seen.where}: this is a trace of AMPD already; it needs no conversion")
+    keys = ", ".join(map(str, list(seen.data)[:8])) or "no keys"
+    raise UserError(
+        f"{seen.where}: no known format has such rows (keys: {keys}); ampd trace formats lists the known ones, "
+        "and ampd trace convert FORMAT IN OUT names one"
+    )
 
 
 def load_sessions(name: str, path: Path, options: LoadOptions) -> Iterator[Session]:
@@ -51,18 +201,58 @@ def load_sessions(name: str, path: Path, options: LoadOptions) -> Iterator[Sessi
     Raises:
         UserError: an unknown format (the known ones are listed), a missing path, or input that does not fit.
     """
+    known = format_name(name)
+    if known is None:
+        raise UserError(f"unknown trace format {name!r}; known: {', '.join(sorted(FORMATS))}")
+    return _loaded(known, path, _existing(path), options)
+
+
+def format_name(name: str) -> str | None:
+    """The name of a format as `FORMATS` has it; None: there is none."""
     known = name.lower().replace("_", "-")
-    if known not in FORMATS:
-        raise UserError(f"unknown trace format {name!r}; known: {', '.join(FORMATS)}")
+    known = _ALIASES.get(known, known)
+    return known if known in FORMATS else None
+
+
+def _existing(path: Path) -> list[Path]:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder")
-    return _loaded(known, FORMATS[known][1], path, options)
+    return source_files(path)
 
 
-def _loaded(name: str, load: Loader, path: Path, options: LoadOptions) -> Iterator[Session]:
+def _loaded(name: str, path: Path, files: list[Path], options: LoadOptions) -> Iterator[Session]:
+    last: list[str] = [str(path)]
     try:
-        yield from load(path, options)
+        read = FORMATS[name].read(Rows(_rows(name, path, files, options, last), options.note))
+        yield from sessions_of(read, path, options)
     except ValidationError as error:
-        raise UserError(f"{path}: does not fit the format {name}: {first_problem(error)}") from None
+        raise UserError(f"{last[0]}: does not fit the format {name}: {first_problem(error)}") from None
     except _MISFITS as error:
-        raise UserError(f"{path}: does not fit the format {name}: {one_line_of(error)}") from None
+        raise UserError(f"{last[0]}: does not fit the format {name}: {one_line_of(error)}") from None
+
+
+def _rows(name: str, path: Path, files: list[Path], options: LoadOptions, last: list[str]) -> Iterator[Row]:
+    """The rows of the files; of a folder, those whose rows have a sign of the format."""
+    taken: list[Path] = []
+    for file in files:
+        if path.is_dir() and (why_not := _misfit(name, file, path)):
+            options.note(f"{why_not}, left out")
+        else:
+            taken.append(file)
+    if FORMATS[name].one_file and len(taken) > 1:
+        names = ", ".join(str(file.relative_to(path)) for file in taken[:5])
+        raise UserError(f"{path}: holds {len(taken)} traces; convert one at a time: {names}")
+    for file in taken:
+        for row in rows_of(file, path):
+            last[0] = row.where
+            yield row
+
+
+def _misfit(name: str, file: Path, path: Path) -> str | None:
+    """Why a file of a folder is no part of the trace; None: it is one."""
+    signs = FORMATS["mooncake" if name == "mooncake-delta" else name].signs
+    try:
+        rows = islice(rows_of(file, path), _LOOKED_AT)
+        return None if any(has(row.data, sign) for row in rows for sign in signs) else f"{file}: no sign of {name}"
+    except UserError as error:
+        return str(error)

@@ -1,217 +1,277 @@
-"""Formats of recorded agents: TraceLab, TRAIL, kv-cache-tester."""
+"""Formats of recorded agents: Claude Code, Codex, SWE-agent, OpenHands, TraceLab, kv-cache-tester."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
+from workloads.formats.chat import (
+    Turns,
+    Usage,
+    is_conversation,
+    message_words,
+    prompt_of,
+    role_of,
+    turns_of,
+    usage_of,
+    with_answer,
+)
 from workloads.formats.loader import (
-    Call,
-    LoadOptions,
     Row,
+    Rows,
     as_list,
     as_object,
-    common_prefix,
     count_of,
     file_stem,
-    only_file,
-    read_json,
-    read_json_lines,
-    rounds_of,
-    rows_by_session,
+    first_of,
+    parsed,
+    part_of,
     seconds_of,
-    source_files,
-    timestamp_s,
+    text_of,
+    time_s,
 )
-from workloads.trace import Session
+from workloads.formats.rounds import Request
+
+# -- Claude Code's session files: `~/.claude/projects/*/SESSION.jsonl`, and those of its sub-agents
+
+
+def read_claude_code(rows: Rows) -> Iterator[Request]:
+    """Lines with the same `message.id` are blocks of one answer. A sub-agent is a session of its own.
+
+    A resumed session repeats the lines of the one before; these count once.
+    """
+    contexts: dict[str, Turns] = {}
+    answered: dict[str, str] = {}
+    for row in rows:
+        data, where = row.data, row.where
+        name = str(data.get("sessionId") or file_stem(row.name))
+        if data.get("isSidechain") or data.get("agentId"):
+            name += f"/{data.get('agentId') or 'agent'}"
+        turns = contexts.setdefault(name, Turns(name))
+        if data.get("subtype") == "compact_boundary":
+            turns.forget()
+        message = data.get("message")
+        if data.get("type") not in ("user", "assistant") or not isinstance(message, dict):
+            continue
+        at_s = time_s(data, "timestamp", where=where)
+        if data["type"] == "user":
+            turns.put_input(message_words(message), at_s)
+            continue
+        key = text_of(message, "id") or text_of(data, "requestId", "uuid") or where
+        if message.get("model") == "<synthetic>" or answered.setdefault(key, name) != name:
+            continue
+        kind = "agent" if "/" in name else "main"
+        turns.system_prompt = f"claude-code-{data.get('version')}-{message.get('model')}-{kind}"
+        turns.put_output(message, where, at_s, key, usage_of(message.get("usage"), where))
+    yield from _closed(contexts.values())
+
+
+def _closed(contexts: Iterable[Turns]) -> Iterator[Request]:
+    for turns in contexts:
+        turns.close()
+        yield from turns.requests
+
+
+# -- Codex' session files: `~/.codex/sessions/**/rollout-*.jsonl`
+
+_CODEX_INPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output", "tool_search_output")
+
+
+def read_codex(rows: Rows) -> Iterator[Request]:
+    """Each `token_count` with a new total ends a call. A fork repeats the events of its parent; these count once."""
+    contexts: dict[str, Turns] = {}
+    counted: set[tuple[Any, ...]] = set()
+    for row in rows:
+        data, where = row.data, row.where
+        payload = part_of(data, "payload") or data
+        kind = payload.get("type") if data.get("type") in ("response_item", "event_msg") else data.get("type")
+        if row.name not in contexts:
+            contexts[row.name] = Turns(text_of(payload, "id", "session_id") or file_stem(row.name))
+            words = prompt_of({"prompt": first_of(payload, "base_instructions", "instructions")})
+            if words:
+                contexts[row.name].put_input("\n".join(words.messages), system=True)
+        turns, at_s = contexts[row.name], time_s(data, "timestamp", where=where)
+        if kind == "compacted":
+            turns.forget()
+        elif kind == "turn_context":
+            turns.system_prompt = f"codex-{payload.get('model')}"
+        elif kind == "token_count" and isinstance(payload.get("info"), dict):
+            info = payload["info"]
+            key = (data.get("timestamp"), json.dumps(info.get("total_token_usage"), sort_keys=True))
+            if (row.name, key[1]) not in counted:
+                turns.count(usage_of(info.get("last_token_usage"), where))
+                turns.close(repeated=key in counted)
+            counted |= {key, (row.name, key[1])}
+        elif kind in _CODEX_INPUTS or (kind == "message" and role_of(payload) != "assistant"):
+            turns.put_input(message_words(payload), at_s)
+        elif kind in ("message", "reasoning") or (data.get("type") != "event_msg" and str(kind).endswith("_call")):
+            part = payload if kind == "message" else {"content": [payload]}
+            turns.put_output(part, where, at_s, "answer")
+    yield from _closed(contexts.values())
+
+
+# -- SWE-agent's `.traj` and mini-swe-agent's: the messages of a run
+
+
+def read_swe_agent(rows: Rows) -> Iterator[Request]:
+    """The prompts that a step records, else the history. The gap before a call is the time of the command before."""
+    for row in rows:
+        data, where = row.data, row.where
+        name = text_of(data, "instance_id", "environment") or file_stem(row.name)
+        name = name if name != "main" else file_stem(row.name)
+        steps = as_list(parsed(data.get("trajectory") or []), f"{where}: trajectory")
+        found = list(_steps(steps, name, where))
+        if not found:
+            history: list[Any] = next(
+                (h for key in ("messages", "history", "trajectory") if is_conversation(h := parsed(data.get(key)))), []
+            )
+            main = [item for item in history if item.get("agent") in (None, history[0].get("agent"), "main", "primary")]
+            found = turns_of(main, name, where, part=where)
+            waits_s = [seconds_of(step, "execution_time", where=where) for step in steps]
+            for request, wait_s in zip(found[1:], waits_s, strict=False):
+                request.gap_s = wait_s if request.start_s is None else None
+        if not found:
+            rows.note(f"{where}: no answer of a model, left out")
+        yield from found
+
+
+def _steps(steps: list[Any], name: str, where: str) -> Iterator[Request]:
+    wait_s: float | None = None
+    for item in steps:
+        step = as_object(item, f"{where}: trajectory")
+        prompt = first_of(step, "query", "messages")
+        if not is_conversation(prompt):
+            return
+        messages = [message for message in prompt if isinstance(message, dict)]
+        words = prompt_of({"messages": messages})
+        answer = {"content": first_of(step, "response", "thought") or "", "tool_calls": step.get("tool_calls")}
+        request = Request(where, session=name, part=where, gap_s=wait_s)
+        if words:
+            request = replace(request, messages=words.messages, system_messages=words.system_messages)
+        yield with_answer(request, answer)
+        wait_s = seconds_of(step, "execution_time", where=where)
+
+
+# -- OpenHands: the events of a conversation, as an array, as one file each, or as `history` of a benchmark's output
+
+
+def read_openhands(rows: Rows) -> Iterator[Request]:
+    """Actions of the agent with the same response are one answer; everything else is input."""
+    contexts: dict[str, Turns] = {}
+    for row in rows:
+        data, where = row.data, row.where
+        folder = Path(row.name).parent
+        name = (
+            str(folder.parent if folder.name == "events" else folder)
+            if Path(row.name).stem.startswith("event-")
+            else file_stem(row.name)
+        )
+        if isinstance(history := parsed(data.get("history")), list):
+            name = text_of(data, "instance_id") or Path(where).name
+            metrics = part_of(data, "metrics")
+            recorded = {
+                str(item.get("response_id")): usage_of(item, where) for item in metrics.get("token_usages") or ()
+            }
+        else:
+            history, recorded = [data], {}
+        turns = contexts.setdefault(name, Turns(name))
+        for item in history:
+            _put_event(turns, as_object(item, f"{where}: history"), recorded, where)
+    yield from _closed(contexts.values())
+
+
+_SILENT = ("change_agent_state", "agent_state_changed", "recall", "null", "condensation", "Condensation")
+"""Events that are not in the prompt."""
+
+
+def _put_event(turns: Turns, event: dict[str, Any], recorded: dict[str, Usage], where: str) -> None:
+    kind = str(event.get("kind") or event.get("action") or event.get("observation") or "")
+    at_s = time_s(event, "timestamp", where=where)
+    metadata = part_of(event, "tool_call_metadata")
+    response = part_of(metadata, "model_response")
+    if kind in ("system", "SystemPromptEvent"):
+        args = part_of(event, "args")
+        content = first_of(event, "system_prompt", "content") or args.get("content") or event.get("message")
+        if tools := event.get("tools") or args.get("tools"):
+            turns.put_input(json.dumps(tools, ensure_ascii=False), at_s, system=True)
+        turns.put_input(message_words({"content": content}), at_s, system=True)
+    elif kind in _SILENT:
+        return
+    elif event.get("source") == "agent" and (event.get("action") or kind in ("ActionEvent", "MessageEvent")):
+        key = text_of(response, "id") or text_of(event, "llm_response_id", "response_id")
+        usage = recorded.get(str(key)) or usage_of(response.get("usage"), where)
+        turns.put_output(_event_answer(event, response), where, at_s, key, usage)
+    elif event.get("source") == "user" or event.get("observation") or "Observation" in kind or "Error" in kind:
+        body = first_of(event, "llm_message", "observation" if event.get("kind") else "content", "error", "message")
+        words = message_words(body) if isinstance(body, dict) else message_words({"content": body})
+        turns.put_input(words, at_s)
+
+
+def _event_answer(event: dict[str, Any], response: dict[str, Any]) -> dict[str, Any]:
+    """The model's own message if the event has it; else what the action says."""
+    for choice in response.get("choices") or ():
+        if isinstance(choice, dict) and isinstance(choice.get("message"), dict):
+            return dict(choice["message"])
+    if isinstance(message := event.get("llm_message"), dict):
+        return message
+    args = part_of(event, "args")
+    calls = [call] if isinstance(call := event.get("tool_call"), dict) else []
+    content = (
+        [event.get("thought"), event.get("reasoning_content")] if event.get("kind") else [event.get("message"), args]
+    )
+    return {
+        "content": [part for item in content if item for part in (item if isinstance(item, list) else [item])],
+        "tool_calls": calls,
+    }
+
 
 # -- TraceLab: coding-agent rounds with token counts and the wall time of every tool
 
 _INPUT_EVENTS = ("user_message", "tool_result")
 
 
-def load_tracelab(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session for each `session_id`. A release has several tables of the same sessions, so a folder may hold one.
-
-    `prefix_tokens` counts the tokens in the provider's cache, which also shrinks when an entry expires. So it is used
-    only if the prompt itself shows a rewrite, because it is not longer than the context before it.
-    """
-    files, counts = [only_file(path, ".jsonl")], ("input_tokens_total", "output_tokens")
-    by_session = rows_by_session(files, lambda row, _: str(row.get("session_id")), counts, options.note)
-    starts_s: dict[str, float | None] = {}
-    for name, rows in by_session.items():
-        rows.sort(key=lambda item: count_of(item[1], "round_index", item[0]))
-        starts_s[name] = _last_event_s(*rows[0], inputs=True)
-    known = [start_s for start_s in starts_s.values() if start_s is not None]
-    for name, rows in by_session.items():
-        start_s = starts_s[name]
-        arrival_s = round(start_s - min(known), 6) if start_s is not None else 0.0
-        yield Session(session_id=name, arrival_s=arrival_s, rounds=rounds_of(list(_tracelab_calls(rows)), rows[0][0]))
-
-
-def _tracelab_calls(rows: list[Row]) -> Iterator[Call]:
+def read_tracelab(rows: Rows) -> Iterator[Request]:
+    """`prefix_tokens` is what the provider's cache had; the gap without times is the longest tool before."""
     previous: Row | None = None
-    context_tokens = 0
-    for where, row in rows:
-        prompt_tokens, output_tokens = count_of(row, "input_tokens_total", where), count_of(row, "output_tokens", where)
-        rewritten = prompt_tokens <= context_tokens and "prefix_tokens" in row
-        yield Call(
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            gap_s=_event_gap_s(previous, (where, row)) if previous else 0.0,
-            shared_tokens=count_of(row, "prefix_tokens", where) if rewritten else None,
+    for row in sorted(rows, key=lambda row: (str(row.data.get("session_id")), _required(row, "round_index"))):
+        data, where = row.data, row.where
+        same = previous is not None and previous.data.get("session_id") == data.get("session_id")
+        start_s, before_s = _last_event_s(row, inputs=True), _last_event_s(previous, inputs=False) if previous else None
+        gap_s = None
+        if previous and same and (start_s is None or before_s is None):
+            tools = previous.data.get("tools") or []
+            walls_s = (seconds_of(tool, "tool_wall_latency_ms", where=previous.where, unit_s=1e-3) for tool in tools)
+            gap_s = max((wall_s for wall_s in walls_s if wall_s is not None), default=0.0)
+        yield Request(
+            where,
+            session=str(data.get("session_id")),
+            start_s=start_s,
+            end_s=_last_event_s(row, inputs=False),
+            gap_s=gap_s,
+            prompt_tokens=_required(row, "input_tokens_total"),
+            output_tokens=_required(row, "output_tokens"),
+            cached_tokens=count_of(data, "prefix_tokens", where=where),
         )
-        previous, context_tokens = (where, row), prompt_tokens + output_tokens
+        previous = row
 
 
-def _event_gap_s(previous: Row, current: Row) -> float:
-    """From the model's last event to the last input of the next round; else the longest tool of the round before."""
-    end_s, start_s = _last_event_s(*previous, inputs=False), _last_event_s(*current, inputs=True)
-    if end_s is not None and start_s is not None:
-        return max(start_s - end_s, 0.0)
-    where, row = previous
-    walls = (seconds_of(tool, "tool_wall_latency_ms", where, unit_s=1e-3) for tool in row.get("tools") or [])
-    return max((wall for wall in walls if wall is not None), default=0.0)
+def _required(row: Row, key: str) -> int:
+    value = count_of(row.data, key, where=row.where)
+    if value is None:
+        raise UserError(f"{row.where}: there is no {key}")
+    return value
 
 
-def _last_event_s(where: str, row: dict[str, Any], *, inputs: bool) -> float | None:
-    times = [
-        timestamp_s(event["timestamp"], where)
-        for event in row.get("timing_events") or []
-        if event.get("timestamp") and (event.get("event_type") in _INPUT_EVENTS) is inputs
+def _last_event_s(row: Row, *, inputs: bool) -> float | None:
+    events = [
+        event for event in row.data.get("timing_events") or [] if (event.get("event_type") in _INPUT_EVENTS) is inputs
     ]
-    return max(times, default=None)
-
-
-# -- TRAIL and other OpenInference traces: nested spans of an agent run; one LLM span is one round
-
-_KIND = "openinference.span.kind"
-_MESSAGE_KEY = re.compile(r"llm\.input_messages\.(\d+)\.message\.(.+)")
-_DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?")
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start_s: float
-    end_s: float
-    agent: str
-    attributes: dict[str, Any]
-
-
-def load_trail(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session for each agent of each trace. An agent that is called by another has its own context.
-
-    The gap before a round is the time between the end of the agent's previous LLM span and the start of this one:
-    its tools, and the agents that it called. Token counts are the recorded ones, else counted from the words.
-    Arrivals are the recorded start times, from the earliest of the input on.
-    """
-    found: list[tuple[float, str, tuple[_Span, ...], str]] = []
-    for where, name, trace in _traces(path):
-        llm_spans = sorted(_llm_spans(trace, where), key=lambda span: span.start_s)
-        if not llm_spans:
-            options.note(f"{where}: no LLM span, left out")
-            continue
-        agents = list(dict.fromkeys(span.agent for span in llm_spans))
-        for number, agent in enumerate(agents, start=1):
-            spans = tuple(span for span in llm_spans if span.agent == agent)
-            session_id = name if len(agents) == 1 else f"{name}/agent{number}"
-            found.append((spans[0].start_s, session_id, spans, where))
-    origin_s = min((start_s for start_s, *_ in found), default=0.0)
-    for start_s, session_id, spans, where in found:
-        rounds = rounds_of(_span_calls(spans, options, where), where)
-        yield Session(session_id=session_id, arrival_s=round(start_s - origin_s, 6), rounds=rounds)
-
-
-def _traces(path: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for file in source_files(path, ".json", ".jsonl"):
-        if file.name.removesuffix(".gz").endswith(".jsonl"):
-            for where, trace in read_json_lines(file):
-                yield where, str(trace.get("trace_id") or where), trace
-            continue
-        content = read_json(file)
-        for index, trace in enumerate(content if isinstance(content, list) else [content]):
-            entry = as_object(trace, str(file))
-            default = file_stem(file) if not isinstance(content, list) else f"{file_stem(file)}-{index}"
-            yield f"{file}: trace {index}", str(entry.get("trace_id") or default), entry
-
-
-def _llm_spans(trace: dict[str, Any], where: str) -> Iterator[_Span]:
-    pending = [(span, "") for span in as_list(trace.get("spans"), f"{where}: spans")]
-    while pending:
-        raw, agent = pending.pop()
-        span = as_object(raw, where)
-        attributes = span.get("span_attributes") or {}
-        kind = str(attributes.get(_KIND) or "").upper()
-        if kind == "LLM":
-            start_s = timestamp_s(span.get("timestamp"), where)
-            yield _Span(start_s, start_s + _duration_s(span.get("duration"), where), agent, attributes)
-        inner = str(span.get("span_id")) if kind == "AGENT" else agent
-        pending += [(child, inner) for child in span.get("child_spans") or []]
-
-
-def _span_calls(spans: Sequence[_Span], options: LoadOptions, where: str) -> list[Call]:
-    calls: list[Call] = []
-    previous: _Span | None = None
-    previous_messages: list[str] = []
-    for span in spans:
-        messages = _messages(span.attributes)
-        common = common_prefix(previous_messages, messages)
-        prompt_tokens = _recorded(span.attributes, "prompt") or sum(map(options.count_tokens, messages)) or 1
-        shared = None
-        if previous and messages:
-            whole = common == len(previous_messages)
-            shared = calls[-1].prompt_tokens if whole else _part(messages[:common], messages, prompt_tokens, options)
-        output = str(span.attributes.get("output.value") or "")
-        calls.append(
-            Call(
-                prompt_tokens=prompt_tokens,
-                output_tokens=_recorded(span.attributes, "completion") or options.count_tokens(output) or 1,
-                gap_s=span.start_s - previous.end_s if previous else 0.0,
-                shared_tokens=shared,
-                text="\n".join(messages[common:]) if options.with_text else None,
-            )
-        )
-        previous, previous_messages = span, messages
-    if not calls:
-        raise UserError(f"{where}: no LLM span")
-    return calls
-
-
-def _messages(attributes: dict[str, Any]) -> list[str]:
-    """The prompt's messages as words, from the flattened attributes; else the raw input as one message."""
-    by_number: dict[int, list[tuple[str, str]]] = {}
-    for key, value in attributes.items():
-        if match := _MESSAGE_KEY.fullmatch(key):
-            by_number.setdefault(int(match[1]), []).append((match[2], str(value)))
-    if by_number:
-        return ["\n".join(value for _, value in sorted(by_number[number])) for number in sorted(by_number)]
-    raw = attributes.get("input.value")
-    return [str(raw)] if raw else []
-
-
-def _part(kept: Sequence[str], messages: Sequence[str], prompt_tokens: int, options: LoadOptions) -> int:
-    whole = sum(map(options.count_tokens, messages))
-    return prompt_tokens * sum(map(options.count_tokens, kept)) // whole if whole else 0
-
-
-def _recorded(attributes: dict[str, Any], which: str) -> int | None:
-    value = attributes.get(f"llm.token_count.{which}")
-    try:
-        return int(value) if value is not None else None
-    except (TypeError, ValueError):
-        return None
-
-
-def _duration_s(value: Any, where: str) -> float:
-    match = _DURATION.fullmatch(str(value or ""))
-    if not match:
-        raise UserError(f"{where}: {value!r} is not an ISO 8601 duration like PT24.68S")
-    days, hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    times_s = (time_s(event, "timestamp", where=row.where) for event in events)
+    return max((at_s for at_s in times_s if at_s is not None), default=None)
 
 
 # -- kv-cache-tester: anonymised coding-agent sessions with token counts, block hashes, think and API times
@@ -219,60 +279,43 @@ def _duration_s(value: Any, where: str) -> float:
 DEFAULT_BLOCK_TOKENS = 64
 
 
-def load_kv_cache_tester(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session per file, and one per nested sub-agent, which has its own context."""
-    for file in source_files(path, ".json"):
-        trace = as_object(read_json(file), str(file))
-        name = str(trace.get("id") or file_stem(file))
-        block_tokens = int(trace.get("block_size") or DEFAULT_BLOCK_TOKENS)
-        requests = as_list(trace.get("requests"), f"{file}: requests")
-        yield from _sessions(requests, name, 0.0, block_tokens, str(file), options)
+def read_kv_cache_tester(rows: Rows) -> Iterator[Request]:
+    """One session per trace, and one per nested sub-agent, which has its own context."""
+    for row in rows:
+        name = str(row.data.get("id") or file_stem(row.name))
+        block_tokens = count_of(row.data, "block_size", where=row.where) or DEFAULT_BLOCK_TOKENS
+        requests = as_list(row.data.get("requests"), f"{row.where}: requests")
+        yield from _agent(requests, name, 0.0, block_tokens, row.where, rows)
 
 
-def _sessions(
-    requests: list[Any], name: str, arrival_s: float, block_tokens: int, where: str, options: LoadOptions
-) -> Iterator[Session]:
-    own: list[dict[str, Any]] = []
-    nested: list[tuple[dict[str, Any], list[Any]]] = []
-    for index, entry in enumerate(requests):
-        request = as_object(entry, f"{where}: request {index}")
-        if isinstance(request.get("requests"), list):
-            nested.append((request, request["requests"]))
-        elif request.get("type") == "subagent":
-            options.note(f"{where}: request {index}: a sub-agent without its requests, left out")
-        elif request.get("in") == 0 or request.get("out") == 0:
-            options.note(f"{where}: request {index}: no tokens, left out")
-        else:
-            own.append(request)
-    if own:
-        calls = list(_calls(own, block_tokens, where))
-        yield Session(session_id=name, arrival_s=arrival_s, rounds=rounds_of(calls, where))
-    for number, (agent, inner) in enumerate(nested, start=1):
-        start_s = seconds_of(agent, "t", where) or 0.0
-        yield from _sessions(inner, f"{name}/agent{number}", arrival_s + start_s, block_tokens, where, options)
-
-
-def _calls(requests: list[dict[str, Any]], block_tokens: int, where: str) -> Iterator[Call]:
-    previous: dict[str, Any] | None = None
-    for request in requests:
-        yield Call(
-            prompt_tokens=count_of(request, "in", where),
-            output_tokens=count_of(request, "out", where),
-            gap_s=_gap_s(previous, request, where),
-            hashes=request.get("hash_ids") or (),
+def _agent(
+    requests: list[Any], name: str, origin_s: float, block_tokens: int, where: str, rows: Rows
+) -> Iterator[Request]:
+    own = 0
+    agents = 0
+    for index, item in enumerate(requests):
+        place = f"{where}: request {index}"
+        request = as_object(item, place)
+        start_s = seconds_of(request, "t", where=place)
+        if isinstance(inner := request.get("requests"), list):
+            agents += 1
+            yield from _agent(inner, f"{name}/agent{agents}", origin_s + (start_s or 0.0), block_tokens, where, rows)
+            continue
+        if request.get("type") == "subagent":
+            rows.note(f"{place}: a sub-agent without its requests, left out")
+            continue
+        took_s = seconds_of(request, "api_time", where=place)
+        hashes = [(name, block) for block in request.get("hash_ids") or ()]  # they are those of one trace only
+        yield Request(
+            place,
+            session=name,
+            part=where,
+            start_s=origin_s if not own else None if start_s is None else origin_s + start_s,
+            end_s=None if start_s is None or took_s is None else origin_s + start_s + took_s,
+            gap_s=seconds_of(request, "think_time", where=place),
+            prompt_tokens=count_of(request, "in", where=place) or 0,
+            output_tokens=count_of(request, "out", where=place) or 0,
+            hashes=hashes,
             block_tokens=block_tokens,
         )
-        previous = request
-
-
-def _gap_s(previous: dict[str, Any] | None, request: dict[str, Any], where: str) -> float:
-    """`think_time` if recorded, else the time between the end of the previous request and this one."""
-    if previous is None:
-        return 0.0
-    think_s = seconds_of(request, "think_time", where)
-    if think_s is not None:
-        return think_s
-    start_s, before_s = seconds_of(request, "t", where), seconds_of(previous, "t", where)
-    if start_s is None or before_s is None:
-        return 0.0
-    return start_s - before_s - (seconds_of(previous, "api_time", where) or 0.0)
+        own += 1

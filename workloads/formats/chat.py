@@ -1,339 +1,441 @@
-"""Formats that record chat messages, whose tokens are counted by a tokenizer: message logs, tau-bench, ToolBench."""
+"""Formats that record chat messages, and the words, roles and usage of messages in the forms of all providers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from hashlib import sha256
-from itertools import accumulate
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampd.errors import UserError
 from workloads.formats.loader import (
-    LoadOptions,
+    Rows,
     as_list,
     as_object,
-    common_prefix,
+    count_of,
     file_stem,
-    read_json,
-    read_json_lines,
-    source_files,
-    timestamp_s,
+    first_of,
+    parsed,
+    part_of,
+    text_of,
+    time_s,
 )
-from workloads.trace import Round, Session, SharedPrefix
+from workloads.formats.rounds import Request
 
-# -- rounds from recorded chat messages: token counts by a tokenizer, rewrites from the messages themselves
+# -- the words of messages: OpenAI's two forms, Anthropic's blocks, Google's parts, and those of spans
 
-HEADER_TOKENS = 3
-"""Tokens of a chat template before a message: start marker, role, new line (ChatML)."""
+_ANSWERS = ("assistant", "ai", "gpt", "model", "bot", "agent", "chatgpt", "bing", "bard")
 _SYSTEM = ("system", "developer")
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_REASONING_PARTS = ("reasoning", "thinking", "thought", "redacted_thinking")
+_BODIES = ("content", "parts", "text", "value", "output")
+_NO_WORDS = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "redacted_thinking")
+_PART_WORDS = (
+    *("text", "thinking", "thought", "reasoning", "summary", "refusal", "title", "name", "input", "arguments", "query"),
+    *("content", "result", "response", "output", "source", "data", "functionCall", "functionResponse"),
+)
+_THINK_TAG = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 
-END_TOKENS = 1
-"""Tokens of a chat template after a message."""
 
+def message_words(message: dict[str, Any], *, reasoning: bool = True) -> str:
+    """The words of one message for a model: content, reasoning, function and tool calls.
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
-    """One model call: the messages of the prompt, and the answer.
-
-    Attributes:
-        system_messages: how many of the first messages are tools and system prompts, which agents of a kind share.
-        gap_s: seconds between the previous call and this one; 0: not recorded.
+    `reasoning=False` leaves out what agents and chat templates leave out when they send an answer back.
     """
-
-    messages: tuple[str, ...]
-    output: str
-    system_messages: int = 0
-    gap_s: float = 0.0
-
-
-def message_words(message: dict[str, Any]) -> str:
-    """The words of one OpenAI-style message for a model: content, function and tool calls."""
-    parts = [_words(message.get("content"))]
+    parts = [_words(message[key]) for key in _REASONING if reasoning and message.get(key)]
+    body = _words(first_of(message, *_BODIES), reasoning=reasoning)
+    parts.append(body if reasoning else _THINK_TAG.sub("", body))
     if call := message.get("function_call"):
         parts.append(_call_words(call))
-    parts += [_call_words(call.get("function") or {}) for call in message.get("tool_calls") or () if call]
+    for call in parsed(message.get("tool_calls")) or ():
+        if isinstance(call, dict):
+            parts.append(_call_words(call.get("function") or call))
     return "\n".join(part for part in parts if part)
 
 
-def rounds_from_chat(calls: Sequence[ChatCall], options: LoadOptions, where: str) -> tuple[Round, ...]:
-    """Rounds of a run of calls whose prompts are lists of messages.
-
-    Every message costs its words plus the four tokens that ChatML puts around it; the answer's header belongs to the
-    prompt. A prompt shares the common prefix of messages with the previous context.
-
-    Raises:
-        UserError: no call at all.
-    """
-    if not calls:
-        raise UserError(f"{where}: holds no model call")
-    rounds: list[Round] = []
-    context: tuple[str, ...] = ()
-    for call in calls:
-        common = common_prefix(context, call.messages)
-        new = call.messages[common:]
-        rounds.append(
-            Round(
-                incr_tokens=_tokens(new, options) + HEADER_TOKENS,
-                output_tokens=max(1, options.count_tokens(call.output)) + END_TOKENS,
-                tool_s=call.gap_s,
-                keep_tokens=None if common == len(context) else _tokens(context[:common], options),
-                text="\n".join(new) if options.with_text else None,
-            )
-        )
-        context = (*call.messages, call.output)
-    return tuple(rounds)
-
-
-def shared_prefix_of(call: ChatCall, options: LoadOptions) -> SharedPrefix | None:
-    """The tools and system prompts that a session's first call begins with, named by their words; None: it has none."""
-    words = call.messages[: call.system_messages]
-    if not words:
-        return None
-    name = sha256(json.dumps(words).encode()).hexdigest()[:16]
-    return SharedPrefix(id=f"system-{name}", tokens=_tokens(words, options))
-
-
-def leading_system(messages: Sequence[dict[str, Any]]) -> int:
-    """How many of a conversation's first messages are system prompts."""
-    return next((at for at, each in enumerate(messages) if each.get("role") not in _SYSTEM), len(messages))
-
-
-def _tokens(messages: Sequence[str], options: LoadOptions) -> int:
-    return sum(options.count_tokens(words) + HEADER_TOKENS + END_TOKENS for words in messages)
-
-
-def _words(content: Any) -> str:
+def _words(content: Any, *, reasoning: bool = True) -> str:
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        return "\n".join(str(part.get("text") or "") if isinstance(part, dict) else str(part) for part in content)
-    return json.dumps(content, ensure_ascii=False)
+        parts = (_part_words(part, reasoning) if isinstance(part, dict) else str(part) for part in content)
+        return "\n".join(part for part in parts if part)
+    return _part_words(content, reasoning) if isinstance(content, dict) else str(content)
+
+
+def _part_words(part: dict[str, Any], reasoning: bool) -> str:
+    """The words of a block or part: text, a call with its arguments, a result; encrypted parts and images have none."""
+    kind = part.get("type")
+    if kind in _NO_WORDS or (kind in _REASONING_PARTS and not reasoning):
+        return ""
+    if "function" in part:
+        return _call_words(as_object(part["function"], "function"))
+    known = [(key, part[key]) for key in _PART_WORDS if part.get(key)]
+    if not known:
+        return "" if "type" in part else json.dumps(part, ensure_ascii=False)
+    return " ".join(
+        json.dumps(value, ensure_ascii=False) if isinstance(value, dict) and key in _AS_JSON else _words(value)
+        for key, value in known
+    )
+
+
+_AS_JSON = ("input", "arguments", "query", "functionCall", "functionResponse", "response", "result", "output", "data")
 
 
 def _call_words(call: dict[str, Any]) -> str:
-    arguments = call.get("arguments")
+    arguments = first_of(call, "arguments", "input", "args")
     words = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return f"{call.get('name') or ''} {words}"
 
 
-# -- OpenAI message logs as JSON lines: whole conversations, or requests with their responses
-
-_NAMES = ("session_id", "conversation_id", "thread_id")
-_TIMES = ("timestamp", "created_at", "created")
-_MS_FROM = 1e11
-"""A number of at least this is a time in milliseconds: in seconds it would be in the year 5138."""
+def role_of(message: Mapping[str, Any]) -> str:
+    role = str(first_of(message, "role", "from") or "user").lower()
+    return "assistant" if role in _ANSWERS else "system" if role in _SYSTEM else role
 
 
-@dataclass(slots=True)
-class _Logged:
-    """The calls of a session, with the place of its first row and the time of its first and last request."""
-
-    where: str
-    calls: list[ChatCall] = field(default_factory=list)
-    first_s: float | None = None
-    last_s: float | None = None
-
-    def add(self, calls: Sequence[ChatCall], at_s: float | None) -> None:
-        if self.calls and len(calls) == 1 and at_s is not None and self.last_s is not None:
-            calls = [replace(calls[0], gap_s=max(at_s - self.last_s, 0.0))]
-        if not self.calls:
-            self.first_s = at_s
-        self.calls += calls
-        self.last_s = at_s
+def is_conversation(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(item, dict) and ("role" in item or "from" in item) for item in value)
+    )
 
 
-class _Chains:
-    """Finds the session that a request without a name continues.
+class Prompt(NamedTuple):
+    """A prompt's words by message, and how many of them are tools and system prompts."""
 
-    Its prompt begins with all messages of a request there, and with the answer.
-    """
+    messages: tuple[str, ...]
+    system_messages: int
 
-    def __init__(self) -> None:
-        self._sessions: dict[int, list[str]] = {}
 
-    def taken(self, call: ChatCall) -> str | None:
-        """The session with the longest context that the prompt begins with. Only one request continues a context."""
-        for context in reversed(_hashes(call.messages)):
-            if sessions := self._sessions.get(context):
-                return sessions.pop()
+def prompt_of(request: Mapping[str, Any]) -> Prompt | None:
+    """The prompt of a request body: `messages`, `input` of responses, `prompt`, with system prompts and tools first."""
+    body = parsed(first_of(request, *_PROMPT_KEYS))
+    if isinstance(body, dict):  # {"messages": [...]}, as frameworks log their inputs
+        return prompt_of(body) or Prompt((_words(body),), 0)
+    if not body:
         return None
-
-    def put(self, call: ChatCall, session: str) -> None:
-        self._sessions.setdefault(_hashes((*call.messages, call.output))[-1], []).append(session)
-
-
-def _hashes(messages: Sequence[str]) -> list[int]:
-    """A hash of the first message, of the first two, and so on."""
-    return list(accumulate(messages, lambda before, words: hash((before, words)), initial=0))[1:]
+    before = _system_words(request)
+    items = [body] if isinstance(body, str) else body
+    words = [message_words(item) if isinstance(item, dict) else str(item) for item in items]
+    roles = [role_of(item) if isinstance(item, dict) else "user" for item in items]
+    system = next((at for at, role in enumerate(roles) if role != "system"), len(roles))
+    return Prompt((*before, *words), len(before) + system)
 
 
-def load_openai(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session per conversation, and one per session id of logged requests.
+def _system_words(request: Mapping[str, Any]) -> list[str]:
+    """Tools and system prompts that stand beside the messages of a request."""
+    tools = parsed(first_of(request, "tools", "functions"))
+    system = parsed(first_of(request, "system", "instructions", "system_instruction", "systemInstruction"))
+    return [words for words in (json.dumps(tools, ensure_ascii=False) if tools else "", _words(system)) if words]
 
-    A row is a conversation, whose assistant messages were a model call each, or one request with its response:
-    `{"messages": [...]}`, `{"messages": [...], "choices": [...]}` or `{"request": {...}, "response": {...}}`. Rows with
-    the same `session_id`, `conversation_id` or `thread_id` are one session. A request without one is the next round of
-    the session whose messages and answer it begins with. `tools` are a part of the prompt. The gap before a request is
-    the difference of the two times (`timestamp`, `created_at`, `created`), which includes the previous answer's.
+
+def answer_of(response: Any) -> dict[str, Any] | None:
+    """The message in a response of any provider; None: there is none."""
+    response = parsed(response)
+    if isinstance(response, str):
+        return {"content": response}
+    if isinstance(response, list):
+        return {"content": [part for item in response for part in _items_of(item)]} if response else None
+    if not isinstance(response, dict):
+        return None
+    for key in ("choices", "candidates"):
+        for choice in response.get(key) or ():
+            found = first_of(as_object(choice, key), "message", "content", "text", "delta")
+            return found if isinstance(found, dict) else {"content": found}
+    for key in ("message", "output"):
+        if response.get(key) is not None:
+            return answer_of(response[key])
+    is_message = any(key in response for key in ("content", "text", "parts", "tool_calls", "function_call"))
+    return response if is_message else None
+
+
+def _items_of(item: Any) -> list[Any]:
+    """The parts of an output item: a message of a response wraps them once more."""
+    inner = first_of(item, "content", "parts") if isinstance(item, dict) and "role" in item else None
+    return [{"text": message_words(item)}] if inner is not None else [item]
+
+
+def with_answer(request: Request, answer: dict[str, Any] | None) -> Request:
+    if answer is None:
+        return request
+    words, bare = message_words(answer), message_words(answer, reasoning=False)
+    return replace(request, answer=words, bare_answer=None if bare == words else bare)
+
+
+# -- recorded usage: OpenAI's, Anthropic's, Google's and Langfuse's names
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Recorded tokens of a call; None: not recorded."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+_PROMPTS = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount", "input")
+_OUTPUTS = ("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "candidatesTokenCount", "output")
+_DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
+_APART = ("cache_read_input_tokens", "cacheReadInputTokens", "input_cached_tokens", "input_cache_read")
+_CACHED = ("cached_input_tokens", "cached_tokens", "cache_read_tokens", "cache_read", "cachedContentTokenCount")
+_WRITTEN = ("cache_creation_input_tokens", "cacheCreationInputTokens", "input_cache_creation")
+
+
+def usage_of(record: Any, where: str) -> Usage:
+    """The tokens that a provider counted. No tokens at all are no record, as streams without usage have it.
+
+    Anthropic's `input_tokens` are only those that the cache neither had nor stored; all others' prompts are whole.
     """
-    by_session = _sessions(path, options)
-    starts_s = [logged.first_s for logged in by_session.values() if logged.first_s is not None]
-    origin_s = min(starts_s, default=0.0)
-    for name, logged in by_session.items():
-        if logged.calls:
-            yield Session(
-                session_id=name,
-                arrival_s=0.0 if logged.first_s is None else logged.first_s - origin_s,
-                rounds=rounds_from_chat(logged.calls, options, logged.where),
-                shared_prefix=shared_prefix_of(logged.calls[0], options),
+    if not isinstance(record, dict):
+        return Usage()
+    prompt = count_of(record, *_PROMPTS, where=where)
+    output = count_of(record, *_OUTPUTS, where=where)
+    details = next((part for key in _DETAILS if (part := part_of(record, key))), {})
+    apart = count_of(record, *_APART, where=where)
+    written = count_of(record, *_WRITTEN, where=where)
+    if prompt is not None and "prompt_tokens" not in record and (apart or written):
+        total = count_of(record, "total", "total_tokens", "totalTokens", where=where)
+        whole = prompt + (output or 0) + (apart or 0) + (written or 0)
+        prompt = whole - (output or 0) if total is None or whole <= total else prompt
+    cached = count_of({**details, **record}, *_APART, *_CACHED, where=where)
+    if not prompt and not output:
+        return Usage()
+    thoughts = count_of(record, "thoughtsTokenCount", where=where)
+    return Usage(prompt, None if output is None else output + (thoughts or 0), cached)
+
+
+# -- conversations: every answer is a call whose prompt is all before it
+
+
+class Turns:
+    """Makes requests of the inputs and outputs of one context, in their order.
+
+    Outputs that follow each other with the same `key` are parts of one answer.
+    """
+
+    def __init__(self, session: str, part: str | None = None) -> None:
+        self.requests: list[Request] = []
+        self.system_prompt: str | None = None
+        self._session, self._part = session, part
+        self._messages: list[str] = []
+        self._system_messages = 0
+        self._last_s: float | None = None
+        self._open: Request | None = None
+        self._key: str | None = None
+        self._parts: list[tuple[str, str]] = []
+
+    def put_input(self, words: str, at_s: float | None = None, *, system: bool = False) -> None:
+        self.close()
+        if system and self._system_messages == len(self._messages):
+            self._system_messages += 1
+        self._messages.append(words)
+        self._last_s = at_s if at_s is not None else self._last_s
+
+    def put_output(
+        self, message: dict[str, Any], where: str, at_s: float | None = None, key: str | None = None,
+        usage: Usage | None = None, gap_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """`usage`: of the whole answer so far; of its parts the last counts."""
+        if self._open is None or key is None or key != self._key:
+            self.close()
+            self._key, self._open = (
+                key,
+                Request(
+                    where=where,
+                    session=self._session,
+                    part=self._part,
+                    start_s=self._last_s if self._last_s is not None else at_s,
+                    gap_s=gap_s,
+                    messages=tuple(self._messages),
+                    system_messages=self._system_messages,
+                    system_prompt=self.system_prompt,
+                ),
             )
+        self._open.end_s = at_s
+        self._parts.append((message_words(message), message_words(message, reasoning=False)))
+        if usage:
+            self.count(usage)
+
+    def count(self, usage: Usage) -> None:
+        if self._open and usage.prompt_tokens:
+            self._open.prompt_tokens, self._open.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        if self._open and usage.output_tokens:
+            self._open.output_tokens = usage.output_tokens
+
+    def close(self, *, repeated: bool = False) -> None:
+        """The answer is complete. `repeated`: another session made this call already."""
+        if self._open is None:
+            return
+        words, bare = ("\n".join(filter(None, each)) for each in zip(*self._parts, strict=True))
+        self._open.answer, self._open.bare_answer = words, None if bare == words else bare
+        if not repeated:
+            self.requests.append(self._open)
+        self._messages.append(words)
+        self._last_s = self._open.end_s if self._open.end_s is not None else self._last_s
+        self._open, self._parts = None, []
+
+    def forget(self) -> None:
+        """The agent compacted its context."""
+        self.close()
+        self._messages, self._system_messages = [], 0
+
+
+def turns_of(
+    messages: Sequence[Any], session: str, where: str, *, part: str | None = None, before: Iterable[str] = ()
+) -> list[Request]:
+    """The calls of a conversation: every message of the assistant but a first one."""
+    turns = Turns(session, part)
+    for words in before:
+        turns.put_input(words, system=True)
+    for index, item in enumerate(messages):
+        message = as_object(item, f"{where}: messages")
+        role = role_of(message)
+        at_s = time_s(message, "timestamp", "created_at", where=where)
+        if role == "assistant" and index:
+            extra = part_of(message, "extra")
+            response = part_of(extra, "response")
+            usage = usage_of(first_of(message, "usage") or response.get("usage"), where)
+            turns.put_output(message, where, at_s or time_s(extra, "timestamp", where=where), usage=usage)
         else:
-            options.note(f"{logged.where}: no answer of a model, left out")
+            turns.put_input(message_words(message), at_s, system=role == "system")
+    turns.close()
+    return turns.requests
 
 
-def _sessions(path: Path, options: LoadOptions) -> dict[str, _Logged]:
-    by_session: dict[str, _Logged] = {}
-    chains, unnamed, chained, untimed = _Chains(), 0, 0, 0
-    for file in source_files(path, ".jsonl", ".json"):
-        for where, row in read_json_lines(file):
-            calls, name, at_s = _logged_calls(row, where), _name_of(row), _time_s(row, where)
-            is_request = len(calls) == 1 and _answer(row, where) is not None
-            if name is None and is_request:
-                unnamed += 1
-                name = chains.taken(calls[0])
-                chained += name is not None
-            name = name or Path(where).name
-            if is_request:
-                chains.put(calls[0], name)
-                untimed += name in by_session and at_s is None
-            by_session.setdefault(name, _Logged(where)).add(calls, at_s)
-    if unnamed:
-        options.note(
-            f"{path}: {unnamed} requests name no session; {chained} of them begin with the messages and the answer of "
-            "an earlier one and are its next round, the others begin a session"
+# -- message logs as JSON lines or an array: whole conversations, or requests with their responses
+
+_PROMPT_KEYS = ("messages", "input", "prompt", "contents")
+SESSION_KEYS = (
+    *("session_id", "conversation_id", "thread_id", "sessionId", "conversationId", "litellm_session_id"),
+    *("x-session-id", "session-id", "x-dynamo-session-id", "x-litellm-session-id"),
+)
+_NAME_PLACES = ("metadata", "headers", "litellm_metadata")
+_TIMES = ("timestamp", "created_at", "created", "createdAt", "time", "start_time", "startTime")
+_ENDS = ("end_time", "endTime", "completed_at", "finished_at")
+
+
+def read_openai(rows: Rows) -> Iterator[Request]:
+    """A row is a conversation, whose assistant messages were a call each, or one request with its response."""
+    loose: dict[str, list[dict[str, Any]]] = {}
+    names: dict[str | None, str] = {}
+    table = list(rows)
+    followed = {text_of(part_of(row.data, "request") or row.data, "previous_response_id") for row in table} - {None}
+    for row in table:
+        data, where = row.data, row.where
+        if "role" in data and "messages" not in data:
+            loose.setdefault(row.name, []).append(data)
+            continue
+        request = as_object(parsed(first_of(data, "request", "request_body", "requestBody", "body") or data), where)
+        if not any(key in request for key in _PROMPT_KEYS):
+            raise UserError(f"{where}: there is no key messages, input or prompt; is this a log of messages?")
+        answer, usage, prompt = _logged_answer(data), usage_of(_logged_usage(data), where), prompt_of(request)
+        name, start_s = session_name(data, request), _logged_s(data, _TIMES, where)
+        if answer is None and usage.output_tokens is None:
+            messages = parsed(first_of(request, "messages", "input"))
+            messages = messages if isinstance(messages, list) else []
+            found = turns_of(messages, name or Path(where).name, where, before=_system_words(request))
+            if not found:
+                rows.note(f"{where}: no answer of a model, left out")
+            yield from (
+                replace(call, start_s=call.start_s or (None if at else start_s)) for at, call in enumerate(found)
+            )
+            continue
+        before = names.get(text_of(request, "previous_response_id"))
+        call = Request(
+            where,
+            session=name or before,
+            start_s=start_s,
+            end_s=_logged_s(data, _ENDS, where),
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            increment=before is not None and usage.prompt_tokens is None,
         )
-    if untimed:
-        options.note(
-            f"{path}: {untimed} later requests have no time that can be read ({', '.join(_TIMES)}), "
-            "so the gap before them is 0"
+        if prompt and (before is None or call.increment):
+            call.messages, call.system_messages = prompt
+        if (response := text_of(part_of(data, "response"), "id")) in followed:
+            call.session = names[response] = call.session or Path(where).name
+        yield with_answer(call, answer)
+    for name, messages in loose.items():
+        yield from turns_of(messages, file_stem(name), name)
+
+
+def session_name(*records: Mapping[str, Any]) -> str | None:
+    places = (place for record in records for place in (record, *(part_of(record, key) for key in _NAME_PLACES)))
+    return next((name for place in places if (name := text_of(place, *SESSION_KEYS))), None)
+
+
+def _logged_answer(data: dict[str, Any]) -> dict[str, Any] | None:
+    for key in ("response", "response_body", "responseBody", "output", "completion", "answer"):
+        if data.get(key) is not None:
+            return answer_of(data[key])
+    return answer_of({"choices": data["choices"]}) if data.get("choices") else answer_of(data.get("message"))
+
+
+def _logged_usage(data: dict[str, Any]) -> Any:
+    response = parsed(first_of(data, "response", "response_body", "responseBody"))
+    places = [data, *([response] if isinstance(response, dict) else [])]
+    found = (parsed(first_of(place, "usage", "usageMetadata")) for place in places)
+    return next((usage for usage in found if usage), None)
+
+
+def _logged_s(data: dict[str, Any], keys: tuple[str, ...], where: str) -> float | None:
+    """When a request was made or ended; None: the row does not say, or in a form that nobody can read."""
+    for part in (data, *(parsed(data.get(key)) for key in ("request", "response"))):
+        if isinstance(part, dict) and first_of(part, *keys) is not None:
+            try:
+                return time_s(part, *keys, where=where)
+            except UserError:
+                return None
+    return None
+
+
+# -- ShareGPT: `{"id", "conversations": [{"from": "human" | "gpt" | "system", "value"}]}`
+
+
+def read_sharegpt(rows: Rows) -> Iterator[Request]:
+    for row in rows:
+        turns = as_list(
+            parsed(first_of(row.data, "conversations", "conversation", "items")), f"{row.where}: conversations"
         )
-    return by_session
-
-
-def _name_of(row: dict[str, Any]) -> str | None:
-    metadata = row.get("metadata")
-    places = (row, metadata if isinstance(metadata, dict) else {})
-    found = (place.get(name) for place in places for name in _NAMES)
-    return next((str(name) for name in found if name), None)
-
-
-def _time_s(row: dict[str, Any], where: str) -> float | None:
-    """When a request was made, in seconds since 1970; None: the row does not say, or in an unknown form."""
-    places = [part for part in (row, row.get("request"), row.get("response")) if isinstance(part, dict)]
-    value = next((place[name] for place in places for name in _TIMES if place.get(name) is not None), None)
-    if value is None:
-        return None
-    if isinstance(value, int | float):
-        return value / 1e3 if value >= _MS_FROM else float(value)
-    try:
-        return timestamp_s(value, where)
-    except UserError:
-        return None
-
-
-def _logged_calls(row: dict[str, Any], where: str) -> list[ChatCall]:
-    request = as_object(row.get("request") or row, f"{where}: request")
-    if "messages" not in request:
-        raise UserError(f"{where}: there is no key messages; is this a log of OpenAI messages?")
-    messages = [as_object(item, f"{where}: messages") for item in as_list(request["messages"], f"{where}: messages")]
-    tools = request.get("tools")
-    before = [json.dumps(tools, ensure_ascii=False)] if tools else []
-    words = [*before, *map(message_words, messages)]
-    system = len(before) + leading_system(messages)
-    if (answer := _answer(row, where)) is not None:
-        return [ChatCall(tuple(words), answer, system)]
-    return list(_answers(messages, words, len(before), system))
-
-
-def _answers(messages: Sequence[dict[str, Any]], words: Sequence[str], first: int, system: int) -> Iterator[ChatCall]:
-    """The calls of a conversation. `first`: the index of its first message in `words`."""
-    for index, message in enumerate(messages):
-        if message.get("role") == "assistant" and index:
-            yield ChatCall(tuple(words[: first + index]), words[first + index], min(system, first + index))
-
-
-def _answer(row: dict[str, Any], where: str) -> str | None:
-    """The words of a request's response; None: the row is a conversation."""
-    response = as_object(row.get("response") or row, f"{where}: response")
-    choices = as_list(response.get("choices") or [], f"{where}: choices")
-    message = as_object(choices[0], f"{where}: choices").get("message") if choices else response.get("message")
-    return None if message is None else message_words(as_object(message, f"{where}: message"))
+        name = text_of(row.data, "id", "conversation_id", "conversation_hash") or Path(row.where).name
+        found = turns_of(turns, name, row.where, part=row.where, before=_system_words(row.data))
+        if not found:
+            rows.note(f"{row.where}: no answer of a model, left out")
+        yield from found
 
 
 # -- tau-bench results: `[{task_id, trial, traj: [messages]}]`; every assistant message is one round
 
 
-def load_tau_bench(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session per trajectory. Tool schemas are not in the files, so the prompts lack them."""
-    files = source_files(path, ".json")
-    for file in files:
-        prefix = f"{file_stem(file)}-" if len(files) > 1 else ""
-        for index, entry in enumerate(as_list(read_json(file), str(file))):
-            where = f"{file}: entry {index}"
-            run = as_object(entry, where)
-            calls = _turns(as_list(run.get("traj"), f"{where}: traj"), where)
-            if not calls:
-                options.note(f"{where}: no assistant message, left out")
-                continue
-            yield Session(
-                session_id=f"{prefix}{run.get('task_id', index)}-{run.get('trial', 0)}",
-                arrival_s=0.0,
-                rounds=rounds_from_chat(calls, options, where),
-                shared_prefix=shared_prefix_of(calls[0], options),
-            )
-
-
-def _turns(messages: list[Any], where: str) -> list[ChatCall]:
-    calls: list[ChatCall] = []
-    before: list[str] = []
-    system = leading_system([as_object(message, where) for message in messages])
-    for message in messages:
-        words = message_words(message)
-        if message.get("role") == "assistant" and before:
-            calls.append(ChatCall(messages=tuple(before), output=words, system_messages=system))
-        before.append(words)
-    return calls
+def read_tau_bench(rows: Rows) -> Iterator[Request]:
+    """Tool schemas are not in the files, so the prompts lack them."""
+    for index, row in enumerate(rows):
+        name = f"{row.data.get('task_id', index)}-{row.data.get('trial', 0)}"
+        found = turns_of(as_list(row.data.get("traj"), f"{row.where}: traj"), name, row.where, part=row.where)
+        if not found:
+            rows.note(f"{row.where}: no assistant message, left out")
+        yield from found
 
 
 # -- ToolBench answers: `answer/*.json`, whose `answer_generation.train_messages` are the model calls of one run
 
 
-def load_toolbench(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session per file. The prompt of a call is the function schemas and all its messages but the last."""
-    for file in source_files(path, ".json"):
-        document = read_json(file)
-        if path.is_dir() and not (isinstance(document, dict) and "answer_generation" in document):
-            options.note(f"{file}: no answer_generation, left out")
-            continue
-        answer = as_object(as_object(document, str(file)).get("answer_generation"), f"{file}: answer_generation")
-        calls = as_list(answer.get("train_messages") or [], f"{file}: train_messages")
+def read_toolbench(rows: Rows) -> Iterator[Request]:
+    """The prompt of a call is the function schemas and all its messages but the last."""
+    for row in rows:
+        answer = as_object(row.data.get("answer_generation"), f"{row.where}: answer_generation")
+        calls = as_list(answer.get("train_messages") or [], f"{row.where}: train_messages")
         if not calls:
-            options.note(f"{file}: no train_messages, left out")
-            continue
+            rows.note(f"{row.where}: no train_messages, left out")
         schemas = json.dumps(answer.get("function") or [], ensure_ascii=False)
-        name = file.name if path.is_file() else str(file.relative_to(path))
-        yield Session(
-            session_id=name,
-            arrival_s=0.0,
-            rounds=rounds_from_chat([_answer_call(call, schemas, str(file)) for call in calls], options, str(file)),
-        )
-
-
-def _answer_call(messages: object, schemas: str, where: str) -> ChatCall:
-    words = [message_words(as_object(message, where)) for message in as_list(messages, where)]
-    return ChatCall(messages=(schemas, *words[:-1]), output=words[-1] if words else "")
+        for call in calls:
+            messages = [as_object(message, row.where) for message in as_list(call, row.where)]
+            prompt = (schemas, *map(message_words, messages[:-1]))
+            request = Request(row.where, session=row.name, part=row.where, messages=prompt)
+            yield with_answer(request, messages[-1] if messages else {"content": ""})

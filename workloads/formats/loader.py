@@ -1,105 +1,198 @@
-"""How the trace formats are loaded: checked reading of their files, the rounds of recorded calls, and the registry."""
+"""What the formats share: files of any packing as rows, checked values that name their place, and counts of words."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import csv
 import json
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from ampd.errors import UserError
-from workloads.tokencount import TokenCounter, approximate_tokens
-from workloads.trace import MAX_TOKENS, UNPACKED_CHARACTERS, Round, Session, numbered_lines, open_text, parse_json
+from ampd.model_folder import as_value_errors
+from workloads.trace import (
+    MAX_TOKENS,
+    UNPACKED_CHARACTERS,
+    beginning_of,
+    numbered_lines,
+    optional_package,
+    packing_of,
+    parse_json,
+)
 
-# -- reading source files: a file or a folder, plain or gzipped, with errors that name the place
+_PACKINGS = (".gz", ".zst")
+_SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".traj", ".parquet", ".log", ".txt", ".out")
+_LOG = re.compile(r"Received request |Generated response |Receive: obj=|Finish: obj=|\"event\": \"request\.")
+_LOG_LINES = 2000
+"""A server writes many other lines before it logs its first request."""
+_ARRAY = re.compile(r"\s*\[\s*(?=[\[{\"\]])")
+_PEEKED_CHARACTERS = 1 << 20
+_BETWEEN = re.compile(r"\s*,?\s*")
 
-Row = tuple[str, dict[str, Any]]
-"""(place, object) of a line of JSON."""
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One object of a source.
+
+    Attributes:
+        where: file and line, for messages.
+        name: the file's path below the source, or its name.
+    """
+
+    where: str
+    name: str
+    data: dict[str, Any]
 
 
-def source_files(path: Path, *suffixes: str) -> list[Path]:
-    """The file itself, or all files below a folder with one of the suffixes (also with `.gz`), sorted.
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a source.
+
+    Attributes:
+        note: called with one line for each kind of input that is left out or assumed.
+    """
+
+    rows: Iterable[Row]
+    note: Callable[[str], None]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+
+def source_files(path: Path) -> list[Path]:
+    """The file itself, or all files below a folder that may hold a trace, sorted.
 
     Raises:
         UserError: a folder without such a file.
     """
-    if path.is_file():
+    if not path.is_dir():
         return [path]
-    wanted = tuple(suffixes) + tuple(f"{suffix}.gz" for suffix in suffixes)
-    found = sorted(file for file in path.rglob("*") if file.is_file() and file.name.endswith(wanted))
+    found = sorted(file for file in path.rglob("*") if file.is_file() and _unpacked(file).endswith(_SUFFIXES))
     if not found:
-        raise UserError(f"{path}: holds no file ending in {' or '.join(wanted)}")
+        raise UserError(f"{path}: holds no file ending in {', '.join(_SUFFIXES)} (or these with .gz or .zst)")
     return found
 
 
-def only_file(path: Path, *suffixes: str) -> Path:
-    """The file itself, or the only one below a folder with one of the suffixes (also with `.gz`).
+def file_stem(name: str) -> str:
+    """A file's name without its packing and without its last suffix."""
+    return Path(_unpacked(Path(name))).stem
 
-    For formats in which each file is a trace with times or names of its own.
+
+def rows_of(file: Path, source: Path) -> Iterator[Row]:
+    """The rows of a file: Parquet, CSV, JSON lines, arrays or single objects in JSON, or the lines of a server's log.
 
     Raises:
-        UserError: a folder without such a file, or with several.
+        UserError: the file is none of them, or is damaged; the message names the line.
     """
-    found = source_files(path, *suffixes)
-    if len(found) > 1:
-        names = ", ".join(str(file.relative_to(path)) for file in found[:5])
-        raise UserError(f"{path}: holds {len(found)} traces; convert one at a time: {names}")
-    return found[0]
+    name = str(file.relative_to(source)) if source.is_dir() else file.name
+    for where, value in _values(file):
+        yield Row(where, name, _object(value, where))
 
 
-def file_stem(file: Path) -> str:
-    """A file's name without `.gz` and without its last suffix."""
-    return Path(file.name.removesuffix(".gz")).stem
+def _values(file: Path) -> Iterator[tuple[str, Any]]:
+    if packing_of(file) == ".parquet":
+        return _parquet(file)
+    first_line = beginning_of(file, _PEEKED_CHARACTERS).lstrip().partition("\n")[0]
+    if _unpacked(file).endswith(".csv"):
+        return _csv(file)
+    if first_line.startswith("{") or _ARRAY.match(first_line + "]"):
+        return _json(file, first_line)
+    if _is_log(file):
+        return ((f"{file}:{number}", {"log": line.rstrip("\n")}) for number, line in numbered_lines(file))
+    if "," in first_line and not first_line.startswith("["):
+        return _csv(file)
+    return _json(file, first_line)
 
 
-def read_json(file: Path) -> Any:
-    """A whole file as one JSON value."""
-    with open_text(file) as stream:
-        try:
-            text = stream.read(UNPACKED_CHARACTERS + 1)
-            if len(text) > UNPACKED_CHARACTERS:
-                raise UserError(f"{file}: holds more than {UNPACKED_CHARACTERS} characters; split it")
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg})") from None
-        except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-            raise UserError(f"{file}: cannot be read ({error})") from None
-        except (ValueError, RecursionError):
-            raise UserError(f"{file}: a number has too many digits, or brackets are nested too deeply") from None
+def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    parquet = optional_package("pyarrow.parquet", file)
+    try:
+        number = 0
+        for batch in parquet.ParquetFile(file).iter_batches():
+            for value in batch.to_pylist():
+                number += 1
+                yield f"{file}: row {number}", value
+    except (OSError, ValueError) as error:  # pyarrow's own errors are of these kinds
+        raise UserError(f"{file}: cannot be read ({' '.join(str(error).split())})") from None
 
 
-def read_json_lines(file: Path) -> Iterator[Row]:
-    """Every line that is not blank."""
+def _csv(file: Path) -> Iterator[tuple[str, Any]]:
+    lines = (line for _, line in numbered_lines(file))
+    reader = csv.DictReader(lines)
+    try:
+        for row in reader:
+            if None in row:
+                raise UserError(f"{file}:{reader.line_num}: has more fields than the first line has names")
+            yield f"{file}:{reader.line_num}", {key: value for key, value in row.items() if value not in (None, "")}
+    except csv.Error as error:
+        raise UserError(f"{file}:{reader.line_num}: not CSV ({error})") from None
+
+
+def _json(file: Path, first_line: str) -> Iterator[tuple[str, Any]]:
+    try:
+        is_lines = isinstance(json.loads(first_line), dict)
+    except (ValueError, RecursionError):
+        is_lines = False
+    if not is_lines:
+        yield from _json_document(file)
+        return
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
-        yield where, as_object(parse_json(line, where), where)
+        yield where, parse_json(line, where)
 
 
-def rows_by_session(
-    files: Iterable[Path],
-    name_of: Callable[[dict[str, Any], str], str],
-    counts: tuple[str, str],
-    note: Callable[[str], None],
-) -> dict[str, list[Row]]:
-    """The rows of JSON-lines files by session, in the order of the files. Rows without tokens are left out.
+def _json_document(file: Path) -> Iterator[tuple[str, Any]]:
+    """The items of an array, or the objects of a file that writes each over several lines."""
+    text = beginning_of(file, UNPACKED_CHARACTERS + 1)
+    if len(text) > UNPACKED_CHARACTERS:
+        raise UserError(f"{file}: holds more than {UNPACKED_CHARACTERS} characters; split it, or use JSON lines")
+    opening = re.match(r"\s*\[", text)
+    at, line, decode = opening.end() if opening else 0, 1, json.JSONDecoder().raw_decode
+    counted = line_before = item = 0
+    while True:
+        at = _BETWEEN.match(text, at).end()  # type: ignore[union-attr]
+        if at >= len(text) or (opening and text[at] == "]"):
+            break
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, at = decode(text, at)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
+        except (ValueError, RecursionError):
+            raise UserError(f"{file}:{line}: a number has too many digits, or brackets are too deeply nested") from None
+        item += 1
+        yield f"{file}:{line}" + (f" item {item}" if line == line_before else ""), value
+        line_before = line
+    line += text.count("\n", counted, at)
+    if opening and (at >= len(text) or text[at + 1 :].strip()):
+        raise UserError(f"{file}:{line}: not JSON (the array that begins the file does not end it)")
 
-    Args:
-        name_of: gives the session of a row at a place.
-        counts: keys of the prompt's and of the output's tokens.
-        note: called with one line for each row that is left out.
-    """
-    by_session: dict[str, list[Row]] = {}
-    for file in files:
-        for where, row in read_json_lines(file):
-            if all(count_of(row, key, where) for key in counts):
-                by_session.setdefault(name_of(row, where), []).append((where, row))
-            else:
-                note(f"{where}: no tokens, left out")
-    return by_session
+
+def _is_log(file: Path) -> bool:
+    lines = (line for number, line in numbered_lines(file) if number <= _LOG_LINES)
+    return any(_LOG.search(line) for line in lines)
+
+
+def _unpacked(file: Path) -> str:
+    return file.name.removesuffix(file.suffix) if file.suffix in _PACKINGS else file.name
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    """An array of conversations that are bare lists of messages has lists as its items."""
+    return {"messages": value} if isinstance(value, list) else as_object(value, where)
+
+
+# -- checked values
 
 
 def as_object(value: Any, where: str) -> dict[str, Any]:
@@ -114,145 +207,215 @@ def as_list(value: Any, where: str) -> list[Any]:
     return value
 
 
-def count_of(record: dict[str, Any], key: str, where: str) -> int:
-    """A count that must be there."""
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        value = -1
+def first_of(record: Mapping[str, Any], *keys: str) -> Any:
+    """The value of the first of these keys that has one."""
+    return next((record[key] for key in keys if record.get(key) not in (None, "")), None)
+
+
+def text_of(record: Mapping[str, Any], *keys: str) -> str | None:
+    value = first_of(record, *keys)
+    return None if value is None else str(value)
+
+
+def parsed(value: Any) -> Any:
+    """What a text of JSON holds, as columns of tables and attributes of spans have it; any other value as it is."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def part_of(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object below a record; empty: there is none."""
+    value = parsed(record.get(key))
+    return value if isinstance(value, dict) else {}
+
+
+def number_of(record: Mapping[str, Any], *keys: str, where: str) -> float | None:
+    """A number, also as the text of one; None: there is none, or it is no number (NaN)."""
+    value = first_of(record, *keys)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or (isinstance(value, float) and not isfinite(value))
+    ):
+        raise UserError(f"{where}: {_present(record, keys)} must be a number (found: {value!r})")
+    return value
+
+
+def count_of(record: Mapping[str, Any], *keys: str, where: str) -> int | None:
+    """A count, also as a float or a text that is whole; None: there is none."""
+    value = number_of(record, *keys, where=where)
+    if value is None:
+        return None
     if not 0 <= value <= MAX_TOKENS or value != int(value):
-        raise UserError(f"{where}: {key} must be a count from 0 to {MAX_TOKENS} (found: {record.get(key)!r})")
+        raise UserError(f"{where}: {_present(record, keys)} must be a count from 0 to {MAX_TOKENS} (found: {value!r})")
     return int(value)
 
 
-def seconds_of(record: dict[str, Any], key: str, where: str, *, unit_s: float = 1.0) -> float | None:
-    """A duration or time in seconds, from a number in units of `unit_s`; None if it is missing."""
-    value = record.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"{where}: {key} must be a number (found: {value!r})")
-    return float(value) * unit_s
+def seconds_of(record: Mapping[str, Any], *keys: str, where: str, unit_s: float = 1.0) -> float | None:
+    """A duration or a time of the trace's own clock, from a number in units of `unit_s`."""
+    value = number_of(record, *keys, where=where)
+    return None if value is None else float(value) * unit_s
 
 
-def timestamp_s(value: Any, where: str) -> float:
-    """An ISO 8601 time as seconds since 1970; a time without a zone counts as UTC."""
-    try:
-        moment = datetime.fromisoformat(str(value).strip())
-    except ValueError:
-        raise UserError(f"{where}: {value!r} is not an ISO 8601 time") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.timestamp()
+_EPOCH_UNITS = ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3))
+"""A number of at least this is a time in this unit: a smaller unit would put it far from our days."""
+_ZONE_NAME = re.compile(r"\s*(UTC|GMT|Z)$", re.IGNORECASE)
 
 
-# -- turns the prompts of successive model calls into the rounds of a session: kept context and new tokens
+def time_s(record: Mapping[str, Any], *keys: str, where: str) -> float | None:
+    """A time as seconds since 1970: ISO 8601 with any fraction and zone (none: UTC), or a number in s, ms, us or ns."""
+    value = first_of(record, *keys)
+    if isinstance(value, str) and not re.fullmatch(r"\s*[\d.]+\s*", value):
+        try:
+            value = datetime.fromisoformat(_ZONE_NAME.sub("+00:00", value.strip()).replace("/", "-"))
+        except ValueError:
+            raise UserError(f"{where}: {_present(record, keys)} is not an ISO 8601 time (found: {value!r})") from None
+    if isinstance(value, datetime):
+        return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+    number = number_of(record, *keys, where=where)
+    return None if number is None else number * next((unit for least, unit in _EPOCH_UNITS if number >= least), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One model call as recorded by a source.
+def _present(record: Mapping[str, Any], keys: tuple[str, ...]) -> str:
+    return next(key for key in keys if record.get(key) not in (None, ""))
 
-    Attributes:
-        prompt_tokens: the whole prompt.
-        output_tokens: generated tokens.
-        gap_s: seconds between the end of the previous call and this one.
-        hashes: of the prompt's blocks of `block_tokens` tokens; empty if the source has none.
-        shared_tokens: without hashes, the tokens of the previous PROMPT that are a prefix of this one; None: unknown.
-        text: the new words of this prompt.
+
+def has(record: Any, sign: str) -> bool:
+    """Whether a row has what a sign says: `key, key/below, key=value`, where keys and values may have stars.
+
+    Of lists, some item has it.
     """
-
-    prompt_tokens: int
-    output_tokens: int
-    gap_s: float = 0.0
-    hashes: Sequence[int] = ()
-    block_tokens: int = 0
-    shared_tokens: int | None = None
-    text: str | None = None
+    return all(_has(record, *part.partition("=")[::2]) for part in sign.split(", "))
 
 
-def rounds_of(calls: Sequence[Call], where: str) -> tuple[Round, ...]:
-    """Rounds of one session.
+def _has(record: Any, path: str, wanted: str) -> bool:
+    if isinstance(record, list):
+        return any(_has(item, path, wanted) for item in record[:50])
+    if not path:
+        return record is not None and (not wanted or (isinstance(record, str) and fnmatchcase(record, wanted)))
+    if not isinstance(record, dict):
+        return False
+    key, _, below = path.partition("/")
+    return any(
+        _has(value, below, wanted) for name, value in record.items() if name == key or fnmatchcase(str(name), key)
+    )
 
-    A prompt that is longer than the previous prompt with its output, and is not known to diverge from it, extends it.
-    The agent rewrote any other prompt, which keeps only tokens that are known to be shared. These are the tokens that
-    the source records (at most the previous prompt, because a dropped output is not shared). If it records none, they
-    are the whole previous prompt if this one is longer, else none. At least one token of a prompt is new.
+
+# -- token counts of words: by a tokenizer of the user, or by a documented approximation
+
+TokenCounter = Callable[[str], int]
+"""Text -> number of tokens (0 for an empty text)."""
+
+# The word splitting of GPT-style BPE vocabularies, as far as `re` supports it.
+_PIECES = re.compile(
+    r"(?i:'(?:[sdmt]|ll|ve|re))|(?:[^\r\n\w]|_)?[^\W\d_]+|\d| ?(?:[^\s\w]|_)+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LETTERS_PER_TOKEN = 7
+
+
+def load_counter(path: Path | None) -> TokenCounter:
+    """A counter from a `tokenizer.json` (or the folder of a model), or from tiktoken-style ranks; None approximates.
 
     Raises:
-        UserError: a call without prompt or output tokens.
+        UserError: the file is missing or has neither format.
     """
-    rounds: list[Round] = []
-    previous: Call | None = None
-    for index, call in enumerate(calls):
-        if call.prompt_tokens < 1 or call.output_tokens < 1:
-            raise UserError(f"{where}: call {index} has no prompt or no output tokens")
-        keep = _keep_tokens(previous, call)
-        base = previous.prompt_tokens + previous.output_tokens if keep is None and previous else keep or 0
-        rounds.append(
-            Round(
-                incr_tokens=call.prompt_tokens - base,
-                output_tokens=call.output_tokens,
-                tool_s=round(max(call.gap_s, 0.0), 6) if previous else 0.0,
-                keep_tokens=keep,
-                text=call.text,
-            )
-        )
-        previous = call
-    return tuple(rounds)
+    if path is None:
+        return approximate_tokens
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"--tokenizer {path}: no such file; give a tokenizer.json, a model folder or a ranks file")
+    if file.suffix == ".json":
+        return _huggingface_counter(file)
+    return RanksCounter(_read_ranks(file))
 
 
-def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
-    """Number of equal items at the beginning of two sequences."""
-    pairs = zip(left, right, strict=False)
-    return next((index for index, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(left), len(right)))
+def approximate_tokens(text: str) -> int:
+    """Approximate number of tokens of `text` in a BPE vocabulary of 100k or more entries.
 
-
-def _keep_tokens(previous: Call | None, call: Call) -> int | None:
-    if previous is None:
-        return None
-    shared = _shared_tokens(previous, call)
-    diverges = shared is not None and shared < previous.prompt_tokens
-    if call.prompt_tokens > previous.prompt_tokens + previous.output_tokens and not diverges:
-        return None
-    if shared is None:
-        shared = previous.prompt_tokens if call.prompt_tokens > previous.prompt_tokens else 0
-    return max(0, min(shared, previous.prompt_tokens, call.prompt_tokens - 1))
-
-
-def _shared_tokens(previous: Call, call: Call) -> int | None:
-    """Tokens of the previous prompt that this one shares, by the block hashes if both have them.
-
-    Only full blocks can be compared. If this prompt shares all full blocks of the previous one, it shares the whole
-    prompt, because the last, partial block changes its hash as soon as it fills.
+    Words up to seven letters and runs of punctuation count as one token, longer words as one per seven letters begun,
+    digits and characters outside the Latin alphabets as one each. `docs/traces.md` has a measurement against Qwen's
+    tokenizer: a few per cent off on English prose and JSON, about a third too many on Chinese.
     """
-    if not (previous.hashes and call.hashes and call.block_tokens):
-        return call.shared_tokens
-    common = common_prefix(previous.hashes, call.hashes)
-    full_blocks = previous.prompt_tokens // call.block_tokens
-    return previous.prompt_tokens if common >= full_blocks else common * call.block_tokens
+    return sum(_piece_tokens(piece.group()) for piece in _PIECES.finditer(text))
 
 
-# -- what the loaders of all formats have in common
+def _piece_tokens(piece: str) -> int:
+    word = piece.strip()
+    if not word or not word[-1].isalpha():
+        return 1
+    foreign = sum(character > "\u024f" for character in word)
+    latin = len(word) - foreign
+    return foreign + -(-latin // _LETTERS_PER_TOKEN)
 
 
-def _to_stderr(message: str) -> None:
-    print(message, file=sys.stderr)
+def _huggingface_counter(file: Path) -> TokenCounter:
+    try:
+        with as_value_errors():
+            tokenizer = Tokenizer.from_file(str(file))
+    except ValueError as error:
+        raise UserError(f"--tokenizer {file}: is not a tokenizer.json ({error})") from None
+
+    def count(text: str) -> int:
+        try:
+            with as_value_errors():
+                return len(tokenizer.encode(text, add_special_tokens=False).ids)
+        except ValueError as error:  # a vocabulary that lacks parts of the text
+            raise UserError(f"--tokenizer {file}: cannot count a text ({error})") from None
+
+    return count
 
 
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """Options of a loader.
+class RanksCounter:
+    """Byte-pair counting from tiktoken-style ranks: merge the lowest-ranked neighbours until none is left."""
 
-    Attributes:
-        count_tokens: counts the tokens of words where the source records none.
-        with_text: keep the words of every increment, for replays with real words.
-        note: called with one line for each part of the input that is left out.
-    """
+    def __init__(self, ranks: dict[bytes, int]) -> None:
+        self._ranks = ranks
+        self._known: dict[str, int] = {}
 
-    count_tokens: TokenCounter = approximate_tokens
-    with_text: bool = False
-    note: Callable[[str], None] = _to_stderr
+    def __call__(self, text: str) -> int:
+        return sum(self._piece(piece.group()) for piece in _PIECES.finditer(text))
+
+    def _piece(self, piece: str) -> int:
+        count = self._known.get(piece)
+        if count is None:
+            count = self._merge(piece.encode())
+            self._known[piece] = count
+        return count
+
+    def _merge(self, raw: bytes) -> int:
+        if raw in self._ranks:
+            return 1
+        parts = [raw[index : index + 1] for index in range(len(raw))]
+        while len(parts) > 1:
+            best = min(range(len(parts) - 1), key=lambda at: self._ranks.get(parts[at] + parts[at + 1], _NO_RANK))
+            if parts[best] + parts[best + 1] not in self._ranks:
+                break
+            parts[best : best + 2] = [parts[best] + parts[best + 1]]
+        return len(parts)
 
 
-Loader = Callable[[Path, LoadOptions], Iterator[Session]]
-"""(file or folder, options) -> sessions. Raises `UserError` for malformed input, with file and place."""
+_NO_RANK = 1 << 62
+
+
+def _read_ranks(file: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise UserError(f"--tokenizer {file}:{number}: is not 'base64-token rank'") from None
+    if not ranks:
+        raise UserError(f"--tokenizer {file}: holds no ranks")
+    return ranks

@@ -1,308 +1,390 @@
-"""Formats of recorded requests with token counts: Azure, Dynamo, Mooncake."""
+"""Formats that record the token counts of requests: Azure, BurstGPT, Mooncake, Bailian, Dynamo, AIPerf, server logs."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+import ast
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ampd.errors import UserError
+from workloads.formats.chat import prompt_of
 from workloads.formats.loader import (
-    Call,
-    LoadOptions,
     Row,
+    Rows,
     as_object,
-    common_prefix,
     count_of,
     file_stem,
-    only_file,
-    read_json_lines,
-    rounds_of,
-    rows_by_session,
+    first_of,
+    number_of,
+    part_of,
     seconds_of,
-    source_files,
-    timestamp_s,
+    text_of,
+    time_s,
 )
-from workloads.trace import MAX_TOKENS, Round, Session, SharedPrefix, open_text
+from workloads.formats.rounds import Request, common_prefix
 
-# -- Azure LLM inference traces: single requests (CSV `TIMESTAMP,ContextTokens,GeneratedTokens`), real arrivals
+_MS = 1e-3
 
-_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-
-
-def load_azure(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """Every row is a session of one round; arrivals count from the first row. Several files are several traces."""
-    file = only_file(path, ".csv")
-    with open_text(file) as stream:
-        reader = csv.DictReader(stream)
-        missing = [column for column in _COLUMNS if column not in (reader.fieldnames or ())]
-        if missing:
-            raise UserError(f"{file}:1: column {missing[0]} is missing")
-        yield from _rows(reader, file, options)
+# -- Azure and BurstGPT: tables of requests with real arrivals
 
 
-def _rows(reader: csv.DictReader[str], file: Path, options: LoadOptions) -> Iterator[Session]:
-    origin_s: float | None = None
-    left_out = 0
-    for number, row in enumerate(reader, start=2):
-        where = f"{file}:{number}"
-        # Azure writes seven decimals, Python reads six.
-        start_s = timestamp_s(str(row["TIMESTAMP"])[:26], where)
-        origin_s = start_s if origin_s is None else origin_s
-        try:
-            context_tokens, generated_tokens = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-        except (TypeError, ValueError):
-            raise UserError(f"{where}: token counts must be integers") from None
-        if max(context_tokens, generated_tokens) > MAX_TOKENS:
-            raise UserError(f"{where}: token counts must be at most {MAX_TOKENS}")
-        if context_tokens < 1 or generated_tokens < 1:
-            left_out += 1
-            continue
-        yield Session(
-            session_id=f"{file_stem(file)}-{number}",
-            arrival_s=round(max(start_s - origin_s, 0.0), 6),
-            rounds=(Round(incr_tokens=context_tokens, output_tokens=generated_tokens),),
+def read_azure(rows: Rows) -> Iterator[Request]:
+    """`TIMESTAMP,ContextTokens,GeneratedTokens`: every row is a session of one round."""
+    return _table(rows, ("TIMESTAMP",), "ContextTokens", "GeneratedTokens")
+
+
+def read_burstgpt(rows: Rows) -> Iterator[Request]:
+    """`Timestamp` in seconds; newer files have a `Session ID`, and how long a request took as `Elapsed time`."""
+    return _table(rows, ("Timestamp",), "Request tokens", "Response tokens")
+
+
+def _table(rows: Rows, times: tuple[str, ...], prompt: str, output: str) -> Iterator[Request]:
+    for row in rows:
+        data, where = row.data, row.where
+        start_s = time_s(data, *times, where=where)
+        took_s = seconds_of(data, "Elapsed time", where=where)
+        yield Request(
+            where,
+            session=text_of(data, "Session ID") or f"{file_stem(row.name)}-{where.rpartition(':')[2].strip()}",
+            start_s=start_s,
+            end_s=None if start_s is None or took_s is None else start_s + took_s,
+            prompt_tokens=count_of(data, prompt, where=where) or 0,
+            output_tokens=count_of(data, output, where=where) or 0,
         )
-    if left_out:
-        options.note(f"{file}: {left_out} rows without tokens left out")
+
+
+# -- Mooncake traces, also with sessions and dependencies as Dynamo's replay and AIPerf read them
+
+_BLOCK_TOKENS = 512
+_BLOCKS_TOKENS = (_BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048)
+_LENGTHS = ("input_length", "input_tokens", "prompt_length")
+_OUTPUTS = ("output_length", "output_tokens", "max_tokens")
+
+
+def read_mooncake(rows: Rows) -> Iterator[Request]:
+    """Whole prompts: the hashes of their blocks show how much of the previous prompt a round keeps."""
+    requests = list(_mooncake(rows))
+    later, rewrites = _rewrites(requests)
+    if 2 * rewrites > later:
+        rows.note(
+            f"{rewrites} of {later} later rounds are shorter than the prompt and the answer before them, and "
+            "keep no block of it; if each row holds only what a round adds, convert it as mooncake-delta"
+        )
+    return iter(requests)
+
+
+def are_deltas(rows: Iterable[Row]) -> bool:
+    """Whether most later rows of sessions look like increments."""
+    later, rewrites = _rewrites(_mooncake(Rows(rows, lambda _: None)))
+    return 2 * rewrites > later
+
+
+def _rewrites(requests: Iterable[Request]) -> tuple[int, int]:
+    """How many rounds are no first ones, and how many of these keep nothing of the context before."""
+    before: dict[str | None, Request] = {}
+    later = rewrites = 0
+    for request in requests:
+        if (previous := before.get(request.session)) is not None:
+            later += 1
+            context = (previous.prompt_tokens or 0) + (previous.output_tokens or 0)
+            shorter = request.prompt_tokens is not None and request.prompt_tokens < context
+            rewrites += shorter and not common_prefix(previous.hashes, request.hashes)
+        before[request.session] = request
+    return later, rewrites
+
+
+def read_delta(rows: Rows) -> Iterator[Request]:
+    """The prompt of a session's later rows is only what the round adds; nothing is ever rewritten.
+
+    Only a session's first row tells what it shares with others.
+    """
+    seen: set[str] = set()
+    for request in _mooncake(rows):
+        if request.session in seen:
+            request.increment, request.hashes = True, ()
+        seen.add(str(request.session))
+        yield request
+
+
+def read_agentic(rows: Rows) -> Iterator[Request]:
+    """The gap before a round is `delay` plus `tool_wait_ms`.
+
+    A row's wait for another session (a sub-agent) is no dependency: that session starts at its own recorded time.
+    """
+    return _mooncake(rows, agentic=True)
+
+
+def _mooncake(rows: Rows, *, agentic: bool = False) -> Iterator[Request]:
+    ordered = _in_time_order(rows)
+    block_tokens = _block_tokens(ordered, rows.note)
+    names = ("session_id", "request_id") if agentic else ("session_id",)
+    for row in ordered:
+        data, where = row.data, row.where
+        hashes = first_of(data, "hash_ids", "hashes") or ()
+        if not isinstance(hashes, list | tuple) or (hashes and not isinstance(hashes[0], int | str)):
+            hashes = ()
+        prompt = prompt_of(data) or prompt_of({"prompt": first_of(data, "text_input", "input_text", "text")})
+        tokens = count_of(data, *_LENGTHS, where=where)
+        if tokens is None and not prompt:
+            if not hashes:
+                raise UserError(f"{where}: there is no input_length, and neither hash_ids nor text to count it from")
+            tokens = len(hashes) * block_tokens
+        gap_s = seconds_of(data, "delay", where=where, unit_s=_MS)
+        if agentic:
+            gap_s = (gap_s or 0.0) + (seconds_of(data, "tool_wait_ms", where=where, unit_s=_MS) or 0.0)
+        yield Request(
+            where,
+            session=text_of(data, *names) or Path(where).name,
+            start_s=seconds_of(data, "timestamp", where=where, unit_s=_MS),
+            gap_s=gap_s,
+            prompt_tokens=tokens,
+            output_tokens=count_of(data, *_OUTPUTS, where=where),
+            messages=prompt.messages if prompt else (),
+            system_messages=prompt.system_messages if prompt else 0,
+            hashes=hashes,
+            block_tokens=block_tokens,
+            rewritten=bool(data.get("prefix_reset")),
+        )
+
+
+def _in_time_order(rows: Iterable[Row]) -> list[Row]:
+    """By `timestamp` if all rows have one, because logs are also written newest first."""
+    rows = list(rows)
+    times = [number_of(row.data, "timestamp", where=row.where) for row in rows]
+    known = [at for at in times if at is not None]
+    if len(known) < len(rows):
+        return rows
+    return [rows[index] for index in sorted(range(len(rows)), key=known.__getitem__)]
+
+
+def _block_tokens(rows: Sequence[Row], note: Callable[[str], None]) -> int:
+    """How many tokens a hash stands for, by the lengths of the prompts: 512, unless these tell otherwise."""
+    pairs = [
+        (tokens, len(hashes))
+        for row in rows
+        if (hashes := row.data.get("hash_ids")) and isinstance(hashes, list)
+        and (tokens := count_of(row.data, *_LENGTHS, where=row.where))
+    ]  # fmt: skip
+    if not pairs:
+        return _BLOCK_TOKENS
+    fits = {
+        size: sum(hashes in (-(-tokens // size), tokens // size) for tokens, hashes in pairs) for size in _BLOCKS_TOKENS
+    }
+    best = max(fits, key=lambda size: fits[size])
+    if 2 * fits[_BLOCK_TOKENS] >= fits[best] or not fits[best]:
+        best = _BLOCK_TOKENS
+    if best != _BLOCK_TOKENS:
+        note(f"the blocks of hash_ids have {best} tokens, by the lengths of the prompts")
+    elif 2 * fits[best] < len(pairs):
+        misfits = f"{len(pairs) - fits[best]} of {len(pairs)}"
+        note(f"hash_ids fit no known size of blocks in {misfits} rows; {best} tokens are assumed")
+    return best
+
+
+# -- Bailian: requests of chats that name their parent; a second answer to the same chat is a branch of its own
+
+
+_BAILIAN_BLOCK_TOKENS = 16
+
+
+def read_bailian(rows: Rows) -> Iterator[Request]:
+    """`{chat_id, parent_chat_id, timestamp (s), input_length, output_length, type, turn, hash_ids}`, blocks of 16."""
+    sessions: dict[str, str] = {}
+    for row in _in_time_order(rows):
+        data, where = row.data, row.where
+        chat = str(data.get("chat_id"))
+        sessions[chat] = sessions.pop(str(data.get("parent_chat_id")), chat)
+        yield Request(
+            where,
+            session=sessions[chat],
+            start_s=seconds_of(data, "timestamp", where=where),
+            prompt_tokens=count_of(data, *_LENGTHS, where=where) or 0,
+            output_tokens=count_of(data, *_OUTPUTS, where=where) or 0,
+            hashes=data.get("hash_ids") or (),
+            block_tokens=_BAILIAN_BLOCK_TOKENS,
+        )
 
 
 # -- Dynamo's own request traces (`DYN_REQUEST_TRACE=1`, schema dynamo.request.trace.v1)
 
-_MS = 1e-3
-_REQUEST_END = "request_end"
 
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    where: str
-    start_s: float
-    end_s: float
-    call: Call
-
-
-def load_dynamo(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session for each `agent_context.session_id`; a request without one stands alone.
-
-    The gap before a round is the time between the end of the session's previous request and its arrival. Requests
-    of one session that ran at the same time follow each other without a gap.
-    """
-    by_session: dict[str, list[_Request]] = {}
-    for file in source_files(path, ".jsonl", ".json"):
-        for where, record in read_json_lines(file):
-            event = as_object(record.get("event", record), where)
-            if event.get("event_type") != _REQUEST_END:
-                continue
-            request = as_object(event.get("request"), f"{where}: request")
-            if not request.get("input_tokens") or not request.get("output_tokens"):
-                options.note(f"{where}: no tokens, left out")
-                continue
-            context = event.get("agent_context") or {}
-            name = str(context.get("session_id") or request.get("request_id") or where)
-            by_session.setdefault(name, []).append(_request(request, event, where))
-    origin_s = min((item.start_s for requests in by_session.values() for item in requests), default=0.0)
-    for name, requests in by_session.items():
-        requests.sort(key=lambda item: item.start_s)
-        arrival_s = round(requests[0].start_s - origin_s, 6)
-        yield Session(
-            session_id=name, arrival_s=arrival_s, rounds=rounds_of(_request_calls(requests), requests[0].where)
+def read_dynamo(rows: Rows) -> Iterator[Request]:
+    """`request_end` records. Requests of one session that ran at the same time follow each other without a gap."""
+    for row in rows:
+        where = row.where
+        event = as_object(row.data.get("event", row.data), where)
+        if event.get("event_type") != "request_end":
+            continue
+        request = as_object(event.get("request"), f"{where}: request")
+        end_s = seconds_of(event, "event_time_unix_ms", where=where, unit_s=_MS)
+        start_s = seconds_of(request, "request_received_ms", where=where, unit_s=_MS)
+        total_s = seconds_of(request, "total_time_ms", where=where, unit_s=_MS)
+        if start_s is None and end_s is not None:
+            start_s = end_s - (total_s or 0.0)
+        if start_s is not None and total_s is not None:
+            end_s = start_s + total_s
+        replay = request.get("replay") or {}
+        yield Request(
+            where,
+            session=text_of(event.get("agent_context") or {}, "session_id") or text_of(request, "request_id") or where,
+            start_s=start_s,
+            end_s=end_s,
+            prompt_tokens=count_of(request, "input_tokens", where=where) or 0,
+            output_tokens=count_of(request, "output_tokens", where=where) or 0,
+            cached_tokens=count_of(request, "cached_tokens", where=where),
+            hashes=replay.get("input_sequence_hashes") or (),
+            block_tokens=count_of(replay, "trace_block_size", where=where) or 0,
         )
 
 
-def _request(request: dict[str, Any], event: dict[str, Any], where: str) -> _Request:
-    end_s = seconds_of(event, "event_time_unix_ms", where, unit_s=_MS) or 0.0
-    start_s = seconds_of(request, "request_received_ms", where, unit_s=_MS)
-    total_s = seconds_of(request, "total_time_ms", where, unit_s=_MS)
-    if start_s is None:
-        start_s = end_s - (total_s or 0.0)
-    replay = request.get("replay") or {}
-    return _Request(
-        where=where,
-        start_s=start_s,
-        end_s=start_s + total_s if total_s is not None else end_s,
-        call=Call(
-            prompt_tokens=count_of(request, "input_tokens", where),
-            output_tokens=count_of(request, "output_tokens", where),
-            hashes=list(replay.get("input_sequence_hashes") or []),
-            block_tokens=int(replay.get("trace_block_size") or 0),
-        ),
-    )
+# -- AIPerf's `profile_export.jsonl`: one record per request of a benchmark
 
 
-def _request_calls(requests: list[_Request]) -> list[Call]:
-    ends_s = [requests[0].start_s, *(item.end_s for item in requests)]
-    return [replace(item.call, gap_s=item.start_s - end_s) for item, end_s in zip(requests, ends_s, strict=False)]
-
-
-# -- Mooncake traces, also with sessions and dependencies as Dynamo's replay reads them
-
-BLOCK_TOKENS = 512
-Block = int | str
-"""The hash of a block."""
-
-_COUNTS = ("input_length", "output_length")
-
-
-def load_mooncake(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """Whole prompts: `hash_ids` (one per 512 tokens) show how much of the previous prompt a round keeps.
-
-    Sessions whose first prompts begin with the same block share the blocks that all of them begin with, as far as each
-    prompt reaches.
-
-    The gap before a round is its `delay`; without one, the difference of the two timestamps, which then includes the
-    time that the original service took.
-    """
-    later = rewrites = 0
-    by_session = _sessions(path, options)
-    shared_blocks = _shared_blocks(by_session.values())
-    for name, rows in by_session.items():
-        calls = [_call(row, where, gap_s) for (where, row), gap_s in zip(rows, _gaps_s(rows), strict=True)]
-        later += len(calls) - 1
-        rewrites += sum(
-            call.prompt_tokens < before.prompt_tokens + before.output_tokens
-            and not common_prefix(before.hashes, call.hashes)
-            for before, call in pairwise(calls)
+def read_aiperf(rows: Rows) -> Iterator[Request]:
+    """The server's own counts, if AIPerf recorded them, go before AIPerf's. Requests of the warm-up are left out."""
+    warm_up = 0
+    for row in rows:
+        where = row.where
+        metadata, metrics = (as_object(row.data.get(key) or {}, where) for key in ("metadata", "metrics"))
+        if metadata.get("benchmark_phase") == "warmup":
+            warm_up += 1
+            continue
+        counts = {key: metric.get("value") if isinstance(metric, dict) else metric for key, metric in metrics.items()}
+        yield Request(
+            where,
+            session=text_of(metadata, "x_correlation_id", "conversation_id", "session_num"),
+            start_s=time_s(metadata, "request_start_ns", where=where),
+            end_s=time_s(metadata, "request_end_ns", where=where),
+            prompt_tokens=count_of(counts, "usage_prompt_tokens", "input_sequence_length", where=where) or 0,
+            output_tokens=count_of(counts, "usage_completion_tokens", "output_sequence_length", where=where) or 0,
         )
-        yield Session(
-            session_id=name,
-            arrival_s=_start_s(rows[0]),
-            rounds=rounds_of(calls, rows[0][0]),
-            shared_prefix=_shared_prefix(rows[0], shared_blocks),
+    if warm_up:
+        rows.note(f"{warm_up} requests of the warm-up left out")
+
+
+# -- request logs of vLLM and SGLang: as lines of text, or (SGLang) as JSON
+
+_LOG_TIME = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d:\d\d:\d\d(?:[.,]\d+)?)")
+_QUOTED = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_VLLM = re.compile(r"(Received request|Generated response|Request) ([^\s:]+)(?: details)?(?: \(streaming complete\))?:")
+_TEMPLATE = re.compile(
+    r"(?=<\|(?:im_start|start_header_id|start|user|assistant|system|turn)\|>|<start_of_turn>|<\uff5cUser\uff5c>)"
+)
+"""Where chat templates begin a message, so that prompts of one conversation begin with the same ones."""
+_TEMPLATE_END = re.compile(r"(?:<\|(?:im_end|eot_id|end|return)\|>|<end_of_turn>|</s>|\s)+$")
+
+
+def read_vllm(rows: Rows) -> Iterator[Request]:
+    """`Received request` lines, and `Generated response` lines with `--enable-log-outputs`."""
+    requests: dict[str, Request] = {}
+    for row in rows:
+        line = str(row.data.get("log"))
+        if not (match := _VLLM.search(line)):
+            continue
+        what, name, rest = match[1], match[2], line[match.end() :]
+        at_s = _logged_s(line[: match.start()], row.where)
+        request = requests.setdefault(name, Request(row.where, start_s=at_s))
+        if what == "Generated response":
+            request.end_s = at_s
+            request.output_tokens = _listed(rest, "output_token_ids")
+            _put_answer(request, _quoted(rest, "output: "))
+            continue
+        request.prompt_tokens = _listed(rest, "prompt_token_ids") or request.prompt_tokens
+        request.messages = _template_parts(_quoted(rest, "prompt: ")) or request.messages
+    unread = [request for request in requests.values() if not request.messages and not request.prompt_tokens]
+    if unread:
+        rows.note(
+            f"{len(unread)} requests are logged without their prompt; vLLM logs it with VLLM_LOGGING_LEVEL=DEBUG, "
+            "--enable-log-requests and no --max-log-len"
         )
-    if 2 * rewrites > later:
-        options.note(
-            f"{path}: {rewrites} of {later} later rounds are shorter than the prompt and the answer before them, and "
-            "keep no block of it; if each row holds only what a round adds, convert it as mooncake-delta"
-        )
+    return iter(requests.values())
 
 
-def load_delta(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """`input_length` of a session's later rows is the increment; nothing is ever rewritten.
-
-    Sessions share blocks as in `mooncake`, because a session's first row holds its whole first prompt.
-    """
-    by_session = _sessions(path, options)
-    shared_blocks = _shared_blocks(by_session.values())
-    for name, rows in by_session.items():
-        rounds = tuple(
-            Round(
-                incr_tokens=count_of(row, "input_length", where),
-                output_tokens=count_of(row, "output_length", where),
-                tool_s=gap_s,
-            )
-            for (where, row), gap_s in zip(rows, _gaps_s(rows), strict=True)
-        )
-        yield Session(
-            session_id=name,
-            arrival_s=_start_s(rows[0]),
-            rounds=rounds,
-            shared_prefix=_shared_prefix(rows[0], shared_blocks),
-        )
+def read_sglang(rows: Rows) -> Iterator[Request]:
+    """The lines of finished requests (`--log-requests`), with the counts of their `meta_info`."""
+    for row in rows:
+        if (request := _sglang_json(row) or _sglang_text(row)) is not None:
+            yield request
 
 
-def load_agentic(path: Path, options: LoadOptions) -> Iterator[Session]:
-    """One session for each `session_id`, its rows in the order of their timestamps.
-
-    The gap before a round is `delay` plus `tool_wait_ms`. A row's wait for ANOTHER session (a sub-agent) is
-    no dependency in the trace: that session starts at its own recorded time.
-    """
-
-    def name_of(row: dict[str, Any], where: str) -> str:
-        return str(row.get("session_id") or row.get("request_id") or where)
-
-    by_session = rows_by_session(source_files(path, ".jsonl"), name_of, _COUNTS, options.note)
-    for name, rows in by_session.items():
-        rows.sort(key=_start_s)
-        calls = []
-        for where, row in rows:
-            gap_s = sum(seconds_of(row, key, where, unit_s=_MS) or 0.0 for key in ("delay", "tool_wait_ms"))
-            calls.append(_call(row, where, gap_s, shared_tokens=0 if row.get("prefix_reset") else None))
-        yield Session(session_id=name, arrival_s=_start_s(rows[0]), rounds=rounds_of(calls, rows[0][0]))
-
-
-def _shared_blocks(sessions: Iterable[Sequence[Row]]) -> dict[Block, Sequence[Block]]:
-    """First block -> the blocks that all sessions with it begin with, if there are several."""
-    first_rows: dict[Block, list[Row]] = {}
-    for first_row, *_ in sessions:
-        if blocks := _blocks(first_row):
-            first_rows.setdefault(blocks[0], []).append(first_row)
-    return {first: _common_blocks(rows) for first, rows in first_rows.items() if len(rows) > 1}
-
-
-def _common_blocks(rows: Sequence[Row]) -> Sequence[Block]:
-    """The blocks that two or more prompts with the same first block begin with.
-
-    A prompt that ends within these blocks leaves them to the longer ones. Its last block may have another hash, because
-    it is not full.
-    """
-    longest, second, *shorter = sorted(rows, key=_full_blocks, reverse=True)
-    common = _blocks(longest)[: common_prefix(_blocks(longest), _blocks(second))]
-    for row in shorter:
-        equal = common_prefix(common, _blocks(row))
-        if equal < _full_blocks(row):
-            common = common[:equal]
-    return common
-
-
-def _shared_prefix(first_row: Row, shared_blocks: dict[Block, Sequence[Block]]) -> SharedPrefix | None:
-    blocks = _blocks(first_row)
-    shared = common_prefix(blocks, shared_blocks.get(blocks[0], ())) if blocks else 0
-    if not shared:
+def _sglang_json(row: Row) -> Request | None:
+    data = row.data
+    line = str(data.get("log") or "")
+    if line and '{"' in line and '"request.finished"' in line:
+        try:
+            data = json.loads(line[line.index("{") :])
+        except ValueError:
+            raise UserError(f"{row.where}: not JSON (a request.finished line is cut)") from None
+    if data.get("event") != "request.finished":
         return None
-    where, row = first_row
-    tokens = min(shared * BLOCK_TOKENS, count_of(row, "input_length", where))
-    return SharedPrefix(id=f"block-{blocks[0]}", tokens=tokens)
+    out = as_object(data.get("out"), f"{row.where}: out")
+    obj = part_of(data, "obj")
+    meta = as_object(out.get("meta_info"), f"{row.where}: meta_info")
+    end_s = time_s(data, "timestamp", where=row.where)
+    return _finished(row.where, meta, end_s, obj.get("text"), out.get("text"), obj.get("session_params"))
 
 
-def _blocks(item: Row) -> Sequence[Block]:
-    """The hashes of a row's blocks; empty if it has none that can be compared."""
-    blocks = item[1].get("hash_ids")
-    return blocks if isinstance(blocks, list) and blocks and isinstance(blocks[0], (int, str)) else ()
+def _sglang_text(row: Row) -> Request | None:
+    line = str(row.data.get("log"))
+    head, found, rest = line.partition("Finish: obj=")
+    obj, split, out = rest.rpartition("out={")
+    if not found or not split:
+        return None
+    meta: dict[str, Any] = {
+        key: float(values[-1])
+        for key in ("prompt_tokens", "completion_tokens", "cached_tokens", "e2e_latency")
+        if (values := re.findall(rf"'{key}': ([\d.]+)", out))
+    }
+    return _finished(row.where, meta, _logged_s(head, row.where), _quoted(obj, "text="), _quoted(out, "'text': "), None)
 
 
-def _full_blocks(item: Row) -> int:
-    where, row = item
-    return min(len(_blocks(item)), count_of(row, "input_length", where) // BLOCK_TOKENS)
-
-
-def _sessions(path: Path, options: LoadOptions) -> dict[str, list[Row]]:
-    """The rows of each `session_id`; a row without one is a session that is named after its file and line."""
-
-    def name_of(row: dict[str, Any], where: str) -> str:
-        name = row.get("session_id")
-        return Path(where).name if name is None else str(name)
-
-    return rows_by_session(source_files(path, ".jsonl", ".json"), name_of, _COUNTS, options.note)
-
-
-def _call(row: dict[str, Any], where: str, gap_s: float, shared_tokens: int | None = None) -> Call:
-    return Call(
-        prompt_tokens=count_of(row, "input_length", where),
-        output_tokens=count_of(row, "output_length", where),
-        gap_s=gap_s,
-        hashes=row.get("hash_ids") or (),
-        block_tokens=BLOCK_TOKENS,
-        shared_tokens=shared_tokens,
+def _finished(where: str, meta: dict[str, Any], end_s: float | None, prompt: Any, answer: Any, session: Any) -> Request:
+    took_s = seconds_of(meta, "e2e_latency", where=where)
+    request = Request(
+        where,
+        session=text_of(session, "id") if isinstance(session, dict) else None,
+        start_s=None if end_s is None else end_s - (took_s or 0.0),
+        end_s=end_s,
+        prompt_tokens=count_of(meta, "prompt_tokens", where=where),
+        output_tokens=count_of(meta, "completion_tokens", where=where),
+        cached_tokens=count_of(meta, "cached_tokens", where=where),
+        messages=_template_parts(prompt if isinstance(prompt, str) else None),
     )
+    _put_answer(request, answer if isinstance(answer, str) else None)
+    return request
 
 
-def _gaps_s(rows: list[Row]) -> list[float]:
-    """The gap before each round; 0 before the first."""
-    return [0.0, *(_gap_s(before, row) for before, row in pairwise(rows))]
+def _template_parts(prompt: str | None) -> tuple[str, ...]:
+    return tuple(_TEMPLATE_END.sub("", part) for part in _TEMPLATE.split(prompt) if part) if prompt else ()
 
 
-def _gap_s(previous: Row, current: Row) -> float:
-    where, row = current
-    delay_s = seconds_of(row, "delay", where, unit_s=_MS)
-    if delay_s is not None:
-        return max(delay_s, 0.0)
-    start_s, before_s = (seconds_of(item, "timestamp", where, unit_s=_MS) for item in (row, previous[1]))
-    return max(start_s - before_s, 0.0) if start_s is not None and before_s is not None else 0.0
+def _put_answer(request: Request, answer: str | None) -> None:
+    """The template's header of the answer is the last part of the prompt; later prompts have both as one message."""
+    if answer is None:
+        return
+    request.answer = _TEMPLATE_END.sub("", answer)
+    if len(request.messages) > 1:
+        *messages, header = request.messages
+        request.messages, request.answer = tuple(messages), f"{header}\n{request.answer}"
 
 
-def _start_s(item: Row) -> float:
-    where, row = item
-    return seconds_of(row, "timestamp", where, unit_s=_MS) or 0.0
+def _logged_s(text: str, where: str) -> float | None:
+    """The time of a log's line; vLLM's have no year, and only differences count."""
+    if not (match := _LOG_TIME.search(text)):
+        return None
+    year, month, day, clock = match.groups()
+    return time_s({"time": f"{year or 2000}-{month}-{day}T{clock}"}, "time", where=where)
+
+
+def _listed(text: str, key: str) -> int | None:
+    """How many ids a list in a log has."""
+    match = re.search(rf"{key}: [^\[\],]*\[([^\]]*)\]", text)
+    return match[1].count(",") + 1 if match and match[1].strip() else None
+
+
+def _quoted(text: str, before: str) -> str | None:
+    match = re.search(re.escape(before) + _QUOTED, text)
+    return str(ast.literal_eval(match[1])) if match else None

@@ -18,11 +18,10 @@ from typing import Any
 
 import httpx
 
-from ampd.cli.serve import checks
+from ampd.child_process import reserved_ports
+from ampd.cli.serve import settings as checks
 from ampd.cli.serve.devices import default_perf, shared_gpu, visible_gpus, worker_environments
 from ampd.cli.serve.graph import (
-    COORDINATOR,
-    FRONTEND,
     GraphSite,
     body_limit_mb,
     graph_processes,
@@ -30,23 +29,21 @@ from ampd.cli.serve.graph import (
     system_url,
     write_targets,
 )
-from ampd.cli.serve.local_graphs import LocalGraph, register
-from ampd.cli.serve.processes import Supervisor, first_error
-from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName, ServeSettings
-from ampd.cli.serve.watch import GraphWatch, LivenessProbe
+from ampd.cli.serve.processes import GraphWatch, LivenessProbe, Supervisor, first_error
+from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
-from ampd.reserved_ports import reserved_ports
 from ampd.settings import PREFIX, parse_settings
 from ampd.state import open_store
-from ampd.state.embedded import EmbeddedRedis
+from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore
+from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Role
 from ampd.wire import COORDINATOR_COMPONENT
 from router.settings import context_length
-from workers.kv.store_memory import default_size_bytes
+from workers.kv.shared import default_size_bytes
 
 # -- waits until a local graph can serve: workers have leases, and the frontend knows the model and its coordinators
 

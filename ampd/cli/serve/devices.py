@@ -14,8 +14,9 @@ from pathlib import Path
 
 from ampd.cli.serve.settings import TINY
 from ampd.errors import UserError
+from ampd.perf.gpus import GPUS, preset_of
 from ampd.perf.presets import load_performance_model
-from ampd.perf.roofline import GPUS, MEMORY_SHARE, preset_of
+from ampd.perf.roofline import MEMORY_SHARE
 from ampd.settings import PREFIX
 from ampd.types import GIB
 from workers.engines.modelled_tokens import read_model_folder

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from ampd.call_signatures import LOOPBACK
 from ampd.cli.serve.processes import ProcessSpec, python_module
-from ampd.cli.serve.settings import ServeSettings
+from ampd.cli.serve.settings import COORDINATOR, FRONTEND, ServeSettings
 from ampd.errors import UserError
-from ampd.graph_settings import GraphSettings
-from ampd.settings import PREFIX
+from ampd.settings import PREFIX, GraphSettings
 from ampd.telemetry.metrics.system import HOST_VARIABLE, LIVENESS_PATH, OFF, PORT_VARIABLE
 from ampd.types import Role
 from ampd.wire import METADATA_PREFIX
@@ -171,9 +170,6 @@ class Frontend:
 
 
 # -- the processes of a graph with their command lines and environments, computed from the settings
-
-FRONTEND = "frontend"
-COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True, slots=True)

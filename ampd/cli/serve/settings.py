@@ -1,21 +1,33 @@
-"""Settings of `ampd serve`."""
+"""Settings of `ampd serve`, and their checks before anything is started. Each failure is one line with a fix."""
 
 from __future__ import annotations
 
+import errno
+import importlib.util
+import os
+import shlex
+import socket
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
 
-from ampd.graph_settings import GraphSettings
+from ampd.call_signatures import read_secrets
+from ampd.errors import UserError
 from ampd.handler_stream import MOST_JOINED_TOKENS
-from ampd.perf.presets import profile_names
+from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies import defaults, registry
-from ampd.types import Role
-from router.settings import PARSER_NAMES
+from ampd.policies.expectations import disagreement
+from ampd.settings import GraphSettings
+from ampd.types import Parallelism, Role
+from router.settings import PARSER_NAMES, check_parser
+from workers.engines.replies import OutputPlanner, Replies
 
 EMBEDDED = "embedded"
+FRONTEND, COORDINATOR = "frontend", "coordinator"
+"""Beginnings of the names of processes."""
 TINY = "tiny"
 
 
@@ -112,3 +124,137 @@ class ServeSettings(GraphSettings):
         """Tensor-parallel degree of the workers of a role."""
         named = {Role.PREFILL: self.prefill_tp, Role.DECODE: self.decode_tp, Role.MIXED: self.mixed_tp}
         return named[role] or self.tp
+
+
+# -- Checks of `ampd serve` before anything is started. Each failure is one line with the way to fix it
+
+_WATCH_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+_INOTIFY = "anon_inode:inotify"
+WATCHES_PER_PROCESS = 7
+"""Measured: 6 per worker, 8 per coordinator, 5 for the frontend."""
+
+
+def check_policies(settings: ServeSettings) -> None:
+    """Refuse unknown names of policies; the error lists the known ones. Warn of policies that do not fit together."""
+    for kind in ("binding", "routing", "ordering", "slicing", "pools"):
+        registry.create_named(kind, getattr(settings, kind))
+    if warning := disagreement(settings.routing, settings.ordering):
+        print(f"ampd serve: {warning}", file=sys.stderr)
+
+
+def check_workers(settings: ServeSettings) -> None:
+    """Refuse a graph in which no worker owns sessions."""
+    if not any(role.owns_sessions for role in settings.workers()):
+        raise UserError("ampd serve: --decode: at least one decode worker is needed, or a mixed one (--mixed)")
+
+
+def check_perf(settings: ServeSettings) -> None:
+    """Refuse a performance model that is missing, invalid, or without the workers' parallelism."""
+    degrees = {role: Parallelism(settings.degree(role)) for role in settings.workers()}
+    prefill = [degree for role, degree in degrees.items() if role.takes_prefills]
+    decode = [degree for role, degree in degrees.items() if role.owns_sessions]
+    try:
+        load_performance_model(settings.perf).require(prefill or decode, decode)
+    except UserError as error:
+        raise UserError(
+            f"--perf {settings.perf}: {error}; give each worker other degrees (--tp), or another --perf"
+        ) from None
+
+
+def check_secret(settings: ServeSettings) -> None:
+    """Refuse a file of secrets that a worker could not read."""
+    read_secrets(settings.graph_secret_file, "ampd serve")
+
+
+def check_engine(engine: EngineName) -> None:
+    """Refuse an engine whose libraries are not installed."""
+    if engine is EngineName.SGLANG:
+        for module in ("sglang", "nixl"):
+            if importlib.util.find_spec(module) is None:
+                raise UserError(
+                    f"ampd serve: --engine sglang needs the package {module}; install it with "
+                    "uv pip install --editable '.[sglang]' in AMPD's repository, or use --engine modelled"
+                )
+
+
+def check_parsers(settings: ServeSettings) -> None:
+    """Refuse unknown names of parsers, which a coordinator would refuse; the error lists the known ones."""
+    for field, known in PARSER_NAMES.items():
+        check_parser(f"ampd serve: --{field.replace('_', '-')}", getattr(settings, field), known())
+
+
+def check_arguments(settings: ServeSettings) -> None:
+    """Refuse further flags that cannot be split into words."""
+    for field in ("worker_args", "router_args"):
+        try:
+            shlex.split(getattr(settings, field))
+        except ValueError as error:
+            flag = f"--{field.replace('_', '-')}"
+            raise UserError(f"ampd serve: {flag}: {error}, in {getattr(settings, field)!r}") from None
+
+
+def check_replies(settings: ServeSettings, model: Path) -> None:
+    """Refuse scripted replies that the engine cannot play, with the line of the file that is wrong."""
+    if settings.replies is None:
+        return
+    if settings.engine is not EngineName.MODELLED:
+        raise UserError("ampd serve: --replies is for --engine modelled; a real engine makes its own replies")
+    OutputPlanner(model, (), Replies.read(settings.replies))
+
+
+def check_watches(processes: int) -> None:
+    """Refuse a graph that needs more inotify instances for Dynamo's file discovery than the kernel has left.
+
+    A process without one finds no other process. It ends or waits without an error message.
+    """
+    if (limit := watch_limit()) is None:
+        return
+    needed, used = processes * WATCHES_PER_PROCESS, used_watches()
+    if needed + used > limit:
+        raise UserError(
+            f"ampd serve: {processes} processes need about {needed} inotify instances; {used} of the {limit} that this "
+            "machine allows a user are taken; start fewer workers, end other graphs, or: "
+            f"sysctl -w fs.inotify.max_user_instances={2 * (needed + used)}"
+        )
+
+
+def watch_limit() -> int | None:
+    """Inotify instances that a user may have; None: this kernel does not tell."""
+    try:
+        return int(_WATCH_LIMIT.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def used_watches() -> int:
+    """Inotify instances of this user's processes."""
+    return sum(_is_watch(entry) for folder in Path("/proc").glob("[0-9]*/fd") for entry in _entries(folder))
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir()) if folder.stat().st_uid == os.getuid() else []
+    except OSError:
+        return []
+
+
+def _is_watch(entry: Path) -> bool:
+    try:
+        return str(entry.readlink()) == _INOTIFY
+    except OSError:
+        return False
+
+
+def claim_port(host: str, port: int) -> int:
+    """The port to listen on: `port` if it is free, any free one if it is 0."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            fix = "choose another --port, or --port 0" if is_port else "--host must be an address of this machine"
+            raise UserError(f"ampd serve: cannot listen on {host}:{port} ({error.strerror}); {fix}") from None
+        claimed: int = probe.getsockname()[1]
+    return claimed

@@ -2,7 +2,7 @@
 -- KEYS: load
 -- Returns {now ms, batch, ...}, the oldest batch first.
 local time = redis.call('TIME')
-local answer = {string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))}
+local answer = {time[1] * 1000 + math.floor(time[2] / 1000)}
 for _, batch in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   answer[#answer + 1] = batch
 end

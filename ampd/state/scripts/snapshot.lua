@@ -2,7 +2,7 @@
 -- KEYS: workers   ARGV: key prefix
 -- Returns {now ms, {view, queue changes}, ...}.
 local time = redis.call('TIME')
-local answer = {string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))}
+local answer = {time[1] * 1000 + math.floor(time[2] / 1000)}
 for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
   local view = redis.call('GET', ARGV[1] .. 'worker:' .. id)
   if view then

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
+from ampd.perf.corrections import KINDS
 from ampd.serving.kv_tiers import TIERS
 from ampd.serving.moves import REASONS
 
@@ -372,6 +373,14 @@ WORKER_INFO = _gauge(
     _WORKER,
     "1, with the engine, its tensor parallelism and the policies of this worker.",
     {"engine": (), "tp": (), "ordering": (), "slicing": ()},
+)
+TIME_FACTOR = _gauge(
+    "ampd_time_factor",
+    _WORKER,
+    "How many times as long this worker takes as the performance model says, by kind of work: passes that prefill, "
+    "decode steps, passes that are both, reads of KV from other workers, loads of KV from the store. Decisions count "
+    "on it.",
+    {"kind": KINDS},
 )
 
 METRICS: tuple[Metric, ...] = tuple(value for value in list(globals().values()) if isinstance(value, Metric))

@@ -15,8 +15,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+from ampd.child_process import HIGHEST_PORT
 from ampd.errors import UserError
-from ampd.reserved_ports import HIGHEST_PORT
 
 PORT_VARIABLE = "DYN_SYSTEM_PORT"
 HOST_VARIABLE = "DYN_SYSTEM_HOST"

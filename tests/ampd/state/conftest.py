@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from ampd.state import open_store
-from ampd.state.store import RoleAssigned, RouteWrite, StateEvent, StateStore, Watcher
+from ampd.state.redis_store import StateStore, Watcher
+from ampd.state.store import RoleAssigned, RouteWrite, StateEvent
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore
 from tests.waiting import PATIENCE_S, until

@@ -19,8 +19,18 @@ from ampd.state.store import (
     WorkerRemoved,
     WorkerUpdated,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
-from ampd.types import KvWindow, Parallelism, PrefillTask, QueueRest, Role, Slo, Window, WorkerView
+from ampd.types import (
+    CoordinatorView,
+    KvWindow,
+    Parallelism,
+    PrefillTask,
+    QueueRest,
+    Role,
+    ServedWindow,
+    Slo,
+    Window,
+    WorkerView,
+)
 
 from .sound_view import sound_view
 

@@ -15,9 +15,9 @@ from redis.asyncio import from_url
 from ampd.errors import UserError
 from ampd.state import open_store
 from ampd.state.redis_connection import without_secrets
-from ampd.state.store import SessionLimits, StateStore, StateUnavailableError
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Slo
+from ampd.state.redis_store import StateStore
+from ampd.state.store import SessionLimits, StateUnavailableError
+from ampd.types import CoordinatorView, Slo
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_redis import TcpRedis
 from tests.harness.tls_proxy import Certificate, TlsProxy, make_certificate, needs_openssl

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.estimates import Queue, queue_times
 from ampd.state.known_worker import KnownWorker
-from ampd.state.overlay import merge
+from ampd.state.overlay import QUEUE_GRACE_S, merge
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN
 
@@ -79,35 +78,25 @@ def test_an_earlier_view_stays_as_it_was() -> None:
     assert worker.view().held_tokens == {}
 
 
-def test_prefills_go_one_by_one_at_the_pace_of_the_model_and_a_publication_brings_the_truth_back() -> None:
-    tasks = tuple(task(name, number) for number, name in enumerate("abc"))
-    ends = [PLAIN.prefill_s(0, each.incr_tokens, Parallelism(2)) for each in tasks]
-    view = WorkerView("w", Role.PREFILL, Parallelism(2), queue=tasks)
+def test_a_forgotten_queue_is_empty_until_something_is_entered_or_published() -> None:
+    view = WorkerView("w", Role.PREFILL, queue=(task("a", 0),), queue_rest=QueueRest(tasks=2, incr_tokens=200))
     worker = KnownWorker(view, PLAIN)
-    assert worker.work_off(5.0, 5.0) == 5.0 + ends[0]
-    assert worker.work_off(5.0, 5.0 + ends[0]) == 5.0 + ends[0] + ends[1]
-    assert [each.task_id for each in worker.view().queue] == ["b", "c"]
-    worker.enter(task("d", 4), 50.0)
-    assert worker.work_off(5.0, 49.0) == 50.0 + PLAIN.prefill_s(0, task("d", 4).incr_tokens, Parallelism(2))
-    assert [each.task_id for each in worker.view().queue] == ["d"], "none begins before it was entered"
-    assert worker.work_off(5.0, 60.0) == float("inf")
-    assert worker.view().queue == ()
-    worker.publish(view, 61.0)
-    assert [each.task_id for each in worker.view().queue] == ["a", "b", "c"]
-    assert worker.work_off(61.0, 61.0) == 61.0 + ends[0]
+    worker.enter(task("b", 1), 0.0)
+    worker.forget_queue()
+    assert worker.view().queued_prefills == 0
+    worker.enter(task("c", 2), 1.0)
+    assert [queued.task_id for queued in worker.view().queue] == ["c"]
+    worker.finish("c", 2.0)
+    assert worker.view().queued_prefills == 0
+    worker.publish(view, 3.0)
+    assert [queued.task_id for queued in worker.view().queue] == ["a"]
 
 
-def test_a_prefill_that_ends_before_its_time_takes_nothing_of_the_next_ones() -> None:
-    tasks = tuple(task(name, 0) for name in "abc")
-    first_s, second_s, _ = (PLAIN.prefill_s(0, each.incr_tokens, Parallelism(2)) for each in tasks)
-    worker = KnownWorker(WorkerView("w", Role.PREFILL, Parallelism(2), queue=tasks), PLAIN)
-    worker.work_off(0.0, 0.1 * first_s)
-    worker.end("a", 0.9 * first_s)
-    end_s = 0.9 * first_s + second_s
-    assert worker.work_off(0.0, first_s) == pytest.approx(end_s)
-    worker.end("c", first_s)  # its client left
-    assert worker.work_off(0.0, first_s) == pytest.approx(end_s)
-    assert [each.task_id for each in worker.view().queue] == ["b"]
+def test_prefills_that_are_done_are_remembered_for_a_short_time() -> None:
+    worker = KnownWorker(WorkerView("w", Role.PREFILL), PLAIN)
+    for number in range(100):
+        worker.finish(str(number), float(number))
+    assert len(worker._done) == QUEUE_GRACE_S + 1
 
 
 def test_the_times_of_a_queue_are_predicted_when_it_is_published() -> None:
@@ -127,50 +116,4 @@ def test_a_parallelism_that_the_model_lacks_is_an_error_of_decisions_only() -> N
     view = WorkerView("w", Role.PREFILL, Parallelism(64), queue=Queue([task("a", 0)]))
     worker = KnownWorker(view, TINY)
     worker.publish(view, 0.0)
-    assert worker.work_off(0.0, 1e9) == float("inf")
     assert [each.task_id for each in worker.view().queue] == ["a"]
-
-
-def test_without_a_model_nothing_is_predicted() -> None:
-    worker = KnownWorker(WorkerView("w", Role.PREFILL, queue=(task("a", 0),)), None)
-    assert worker.work_off(0.0, 1e9) == float("inf")
-    assert [each.task_id for each in worker.view().queue] == ["a"]
-
-
-PACE = Parallelism(2)
-EPSILON_S = 1e-9
-times_s = st.floats(0.0, 5.0)
-
-
-@given(
-    listed=st.lists(names, unique=True, max_size=4),
-    rest_tasks=st.integers(0, 3),
-    entered=st.lists(st.tuples(times_s, names), max_size=8, unique_by=lambda each: each[1]),
-    looks_s=st.lists(times_s, max_size=8),
-)
-def test_without_news_prefills_run_one_after_the_other_from_when_they_were_entered(
-    listed: list[str], rest_tasks: int, entered: list[tuple[float, str]], looks_s: list[float]
-) -> None:
-    """And how often the queue is looked at changes nothing."""
-    queue = tuple(task(name, 0) for name in listed)
-    rest = QueueRest(tasks=rest_tasks, incr_tokens=100 * rest_tasks)
-    worker = KnownWorker(WorkerView("w", Role.PREFILL, PACE, queue=queue, queue_rest=rest), PLAIN)
-    free_s, ends_s = 0.0, dict[str, float]()
-    for each in queue:
-        free_s = ends_s[each.task_id] = free_s + PLAIN.prefill_s(0, each.incr_tokens, PACE)
-    free_s = rest_s = free_s + rest_tasks * PLAIN.prefill_s(0, 100, PACE)
-    for at_s, name in sorted(each for each in entered if each[1] not in listed):
-        free_s = ends_s[name] = max(free_s, at_s) + PLAIN.prefill_s(0, task(name, 0).incr_tokens, PACE)
-    there = set(listed)
-    for now_s, name in sorted([*entered, *((look_s, "") for look_s in looks_s)]):
-        if name and name not in listed:
-            worker.enter(task(name, 0), now_s)
-            there.add(name)
-        worker.work_off(0.0, now_s)
-        view = worker.view()
-        assert {each.task_id for each in view.queue} <= {name for name in there if ends_s[name] > now_s - EPSILON_S}
-        assert {each.task_id for each in view.queue} >= {name for name in there if ends_s[name] > now_s + EPSILON_S}
-        assert not view.queue_rest.tasks or rest_s > now_s - EPSILON_S
-    assert worker.work_off(0.0, free_s + 1.0) == float("inf")
-    assert worker.view().queue == ()
-    assert worker.view().queue_rest.tasks == 0

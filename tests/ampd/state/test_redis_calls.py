@@ -5,8 +5,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from ampd.state.connect import open_store
-from ampd.state.redis_store import RedisStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import RouteWrite, SessionLimits, StateSlowError, StateUnavailableError
 from ampd.types import PrefillTask, Slo
 from tests.harness.tcp_proxy import TcpProxy
@@ -28,8 +27,8 @@ async def proxy(redis: TcpRedis) -> AsyncIterator[TcpProxy]:
         yield proxy
 
 
-def far(proxy: TcpProxy, timeout_s: float = PATIENCE_S) -> RedisStore:
-    return RedisStore(f"redis://127.0.0.1:{proxy.port}/0", "far", timeout_s=timeout_s)
+def far(proxy: TcpProxy, timeout_s: float = PATIENCE_S) -> StateStore:
+    return StateStore(f"redis://127.0.0.1:{proxy.port}/0", "far", timeout_s=timeout_s)
 
 
 def write(number: int) -> RouteWrite:
@@ -93,7 +92,7 @@ async def test_a_silent_redis_is_lost_and_asked_again(proxy: TcpProxy) -> None:
     await store.close()
 
 
-async def until_answered(store: RedisStore) -> None:
+async def until_answered(store: StateStore) -> None:
     """Ask until it answers, because a busy machine may be slower than its timeout."""
     while True:
         try:
@@ -106,7 +105,7 @@ async def until_answered(store: RedisStore) -> None:
 async def test_a_connection_that_the_server_closed_is_no_error(redis: TcpRedis) -> None:
     store = await open_store(redis.tcp_url, "closed", timeout_s=PATIENCE_S)
     other = await open_store(redis.url, "closed", timeout_s=PATIENCE_S)
-    assert isinstance(other, RedisStore)
+    assert isinstance(other, StateStore)
     for _ in range(5):
         await store.route(write(1), LIMITS)
         await other._connection.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from ampd.state.connect import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.store import StateStore, StateUnavailableError
+from ampd.state.redis_store import StateStore, open_store
+from ampd.state.store import StateUnavailableError
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import PATIENCE_S
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     Heard,
@@ -19,12 +20,10 @@ from ampd.state.store import (
     RouteWrite,
     SessionLimits,
     StateEvent,
-    StateStore,
     TaskQueued,
     WorkerUpdated,
 )
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import PrefillTask, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryStore
 from tests.waiting import PATIENCE_S
 

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from ampd.state import codec, open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import RedisStore, _warn_once
+from ampd.state.redis_store import StateStore
 from ampd.state.store import Binding, RoleAssigned, RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
@@ -32,7 +32,7 @@ async def test_a_nonsensical_worker_is_left_out_with_one_line(
     redis_server: EmbeddedRedis, client: Any, caplog: pytest.LogCaptureFixture, waiting: Any
 ) -> None:
     caplog.set_level(logging.WARNING)
-    _warn_once.cache_clear()
+    codec.warn_once.cache_clear()
     store = await open_store(redis_server.url, "nonsense", timeout_s=PATIENCE_S)
     event = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
     event[1]["kv_used_tokens"] = -1e9
@@ -99,7 +99,7 @@ async def test_sessions_from_before_the_clock_went_back_take_no_room(redis_serve
 
 async def test_answers_that_no_script_gives_are_a_lost_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """As from a proxy, or from a server that is none."""
-    store = RedisStore("redis://localhost:1", "n")
+    store = StateStore("redis://localhost:1", "n")
     task = PrefillTask("t", "s", 1, 0, 0.0, Slo(1.0, 0.1))
     calls = (
         lambda: store.route(RouteWrite("s", "d1", 0, "d1", task), SessionLimits(60.0)),

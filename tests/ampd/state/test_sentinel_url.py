@@ -5,9 +5,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from ampd.errors import UserError
-from ampd.state.connect import open_store
-from ampd.state.redis_connection import redis_client
-from ampd.state.sentinel_url import sentinels_of
+from ampd.state.redis_connection import redis_client, sentinels_of
+from ampd.state.redis_store import open_store
 
 
 @pytest.mark.parametrize(

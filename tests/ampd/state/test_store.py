@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     FatalRequestError,
     RouteWrite,
     SessionEnded,
     SessionLimits,
-    StateStore,
     TaskDone,
     TaskQueued,
     TooManySessionsError,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ampd.state.store import SessionLimits, StateStore
-from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
-from ampd.types import Slo
+from ampd.state.redis_store import StateStore
+from ampd.state.store import SessionLimits
+from ampd.types import CoordinatorView, ServedWindow, Slo
 from tests.ampd.state.contract_lab import HOSTILE_IDS, LONG_S, SHORT_S
 
 FULL = CoordinatorView(

@@ -12,7 +12,7 @@ import pytest
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import RedisStore
+from ampd.state.redis_store import StateStore
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
 from tests.ampd.state.view_queues import queued
@@ -55,7 +55,7 @@ class TestRedisLoss:
         await coordinator.close()
 
     async def test_a_server_that_hangs_counts_as_lost(self, server: EmbeddedRedis, make: Any, waiting: Any) -> None:
-        store, worker = RedisStore(server.url, "n", timeout_s=0.2), RedisStore(server.url, "n", timeout_s=PATIENCE_S)
+        store, worker = StateStore(server.url, "n", timeout_s=0.2), StateStore(server.url, "n", timeout_s=PATIENCE_S)
         await worker.publish_worker(make.view("d1"), 60)
         assert server.pid is not None
         view = ClusterView(store, lease_s=60)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Window
 
 LENGTH_S = 10.0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.telemetry.window_counts import ERROR, bucket_of, latency_counts, latency_summary
+from ampd.telemetry.windows import ERROR, bucket_of, latency_counts, latency_summary
 
 samples = st.lists(st.floats(1e-6, 1e5), min_size=1, max_size=200)
 NOTHING = {"count": 0, "mean": None, "p50": None, "p95": None, "p99": None}

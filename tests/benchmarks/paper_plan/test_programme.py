@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.paper_plan.programme import Capacities, Choice, best_layouts, choice_of
-from planner.layout.costs import Demand
+from planner.layout.fluid import Demand
 from planner.layout.layout import Layout, replicas_of
 
 DEGREES = (1, 2, 4, 8)

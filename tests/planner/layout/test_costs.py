@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ampd.types import Parallelism, Slo
-from planner.layout.costs import costs_of
+from planner.layout.fluid import costs_of
 
 from .lab import CASE
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from planner.layout.costs import demand_of, mean_stay
+from planner.layout.fluid import demand_of, mean_stay
 from workloads.trace import Session, SharedPrefix
 
 from .lab import CASE, MODEL, SESSIONS

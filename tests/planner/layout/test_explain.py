@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planner.layout.candidate import CHOOSING, Candidate, Figure
-from planner.layout.costs import Demand
 from planner.layout.explain import headroom_of, p95_over_target, sentences, shortfall, slack_of, summary
+from planner.layout.fluid import Demand
 from planner.layout.layout import Layout
 from planner.layout.plan import NextStep, Plan
 from planner.layout.trial import Trial

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from benchmarks.layout_regret import every_layout
-from planner.layout.costs import Costs
-from planner.layout.fluid import fewest_gpus, most_rate, proposals
+from planner.layout.fluid import Costs, fewest_gpus, most_rate, proposals
 from planner.layout.layout import Layout
 
 COSTS = Costs((1, 2, 4), {1: 1.0, 2: 0.6, 4: 0.4}, {1: 0.5, 2: 0.3, 4: 0.2}, [])

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.telemetry.sliding_window import SlidingWindow
+from ampd.telemetry.windows import SlidingWindow
 from planner.simulator.decode_batch import GapWindow, steps_s
 from planner.simulator.outcome import GapRun
 

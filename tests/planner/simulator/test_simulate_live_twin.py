@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.base import SlicingPolicy
 from ampd.policies.registry import create_named
@@ -87,7 +88,7 @@ class LiveWorkers:
                 ),
                 engine,
                 MemoryStore(),
-                model,
+                CorrectedModel(model, Parallelism()),
                 create_named("ordering", ordering),
                 clock,
             )

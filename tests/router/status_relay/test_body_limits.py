@@ -13,9 +13,8 @@ import pytest
 from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 
-from router.status_relay import connection_guard
-from router.status_relay.connection_guard import LEAST_BYTES, WINDOW_S, BodyWatch
-from router.status_relay.guarded_server import ConnectionGuards, GuardedRunner
+from router.status_relay import guards
+from router.status_relay.guards import LEAST_BYTES, WINDOW_S, BodyWatch, ConnectionGuards, GuardedRunner
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import connected, serving
 from tests.virtual_time import virtually
@@ -77,7 +76,7 @@ async def relayed() -> AsyncIterator[tuple[Frontend, str]]:
 async def test_a_body_that_does_not_end_is_given_up(
     begins: bytes, goes_on: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_guard, "WINDOW_S", 1.0)
+    monkeypatch.setattr(guards, "WINDOW_S", 1.0)
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         reader, writer = await connected(url)
         writer.write(begins)
@@ -96,7 +95,7 @@ async def test_a_body_that_does_not_end_is_given_up(
 
 async def test_a_client_that_leaves_behind_a_broken_chunk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The library has stopped reading by then, and would not see it."""
-    monkeypatch.setattr(connection_guard, "WINDOW_S", 1.0)
+    monkeypatch.setattr(guards, "WINDOW_S", 1.0)
     async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
         _, writer = await connected(url)
         writer.write(CHUNKED)
@@ -109,7 +108,7 @@ async def test_a_client_that_leaves_behind_a_broken_chunk_is_noticed(monkeypatch
 
 
 async def test_a_frontend_that_does_not_read_is_not_the_clients_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_guard, "WINDOW_S", 0.2)
+    monkeypatch.setattr(guards, "WINDOW_S", 0.2)
     async with relayed() as (frontend, url), aiohttp.ClientSession(url) as client, asyncio.timeout(SOON_S):
         frontend.go_on.clear()
         asking = asyncio.ensure_future(client.post("/v1/chat/completions", data=io.BytesIO(bytes(LONG))))
@@ -167,10 +166,10 @@ async def test_empty_lines_behind_a_body_begin_no_head(monkeypatch: pytest.Monke
         reader, writer = await connected(url)
         for _ in range(2):
             with monkeypatch.context() as patient:
-                patient.setattr(connection_guard, "PATIENCE_S", SOON_S)
+                patient.setattr(guards, "PATIENCE_S", SOON_S)
                 writer.write(MESSAGE + b"Content-Length: 2\r\n\r\n{}")
                 assert (await answered(reader)).startswith(b"HTTP/1.1 200 ")
-            monkeypatch.setattr(connection_guard, "PATIENCE_S", 0.05)
+            monkeypatch.setattr(guards, "PATIENCE_S", 0.05)
             writer.write(b"\r\n")
             await asyncio.sleep(0.5)
         writer.close()

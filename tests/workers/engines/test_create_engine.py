@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
 from ampd.serving.pass_sizes import NextPass
-from ampd.types import PrefillTask, RunningRound, Slo
+from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from workers.engines import create_engine, settings_model
 from workers.engines.sglang_settings import engine_arguments
 from workers.settings import WorkerSettings
@@ -33,10 +34,14 @@ def settings(engine: str, model: Path, slicing: str, **more: Any) -> WorkerSetti
     return settings_model(engine)(**given)
 
 
+def times() -> CorrectedModel:
+    return CorrectedModel(load_performance_model("tiny-cpu"), Parallelism())
+
+
 def test_a_modelled_engine_asks_the_slicing_policy_of_its_worker(with_weights: Path) -> None:
-    made: Any = create_engine(settings("modelled", with_weights, "whole"), load_performance_model("tiny-cpu"))
+    made: Any = create_engine(settings("modelled", with_weights, "whole"), times())
     assert made.sizes.next(TASK, 500, ROUNDS, 1.0) == NextPass(500)
-    made = create_engine(settings("modelled", with_weights, "slack"), load_performance_model("tiny-cpu"))
+    made = create_engine(settings("modelled", with_weights, "slack"), times())
     assert made.sizes.next(TASK, 500, ROUNDS, 1.0) == NextPass(0)
 
 
@@ -44,7 +49,7 @@ def test_a_modelled_engine_asks_the_slicing_policy_of_its_worker(with_weights: P
 def test_sglang_gets_the_names_for_its_passes(has_model: bool, with_weights: Path) -> None:
     """Not while its GPU is profiled."""
     named = settings("sglang", with_weights, "slack", perf="tiny-cpu")
-    made: Any = create_engine(named, load_performance_model("tiny-cpu") if has_model else None)
+    made: Any = create_engine(named, times() if has_model else None)
     expected = {"slicing": "slack", "perf": "tiny-cpu", "role": "decode"}
     assert made._passes == (expected if has_model else None)
 
@@ -65,4 +70,4 @@ def test_a_profile_without_times_of_reloads_is_refused(model_folder: Path) -> No
     assert isinstance(model, PiecewiseModel)
     lacking = PiecewiseModel(model.profile.model_copy(update={"kv_bytes_per_token": None}))
     with pytest.raises(UserError, match="add its kv_bytes_per_token"):
-        create_engine(settings("modelled", model_folder, "slack"), lacking)
+        create_engine(settings("modelled", model_folder, "slack"), CorrectedModel(lacking, Parallelism()))

@@ -43,7 +43,7 @@ from tests.harness.sglang_pair import (
 from tests.waiting import PATIENCE_S, until
 from workers.engines.sglang import SglangEngine
 from workers.kv.nixl_transport import NixlTransport
-from workers.kv.rank_messages import Records
+from workers.kv.shared import Records
 
 pytestmark = [
     pytest.mark.slow,

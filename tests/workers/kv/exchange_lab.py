@@ -11,10 +11,9 @@ from ampd.page_keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from workers.kv.engine_store import EngineStore
 from workers.kv.exchange import KvExchange, KvFetch
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section
 from workers.kv.nixl_transport import NixlTransport
 from workers.kv.ranks.link import Offered, RankLink
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import KvGeometry, PoolGeometry, Section, StoreMemory
 
 PAGE = 16
 RECORD = 64

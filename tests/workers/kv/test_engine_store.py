@@ -16,7 +16,7 @@ from tests.workers.kv.exchange_lab import PAGE, Worker, text, workers
 from tests.workers.kv.store.store_lab import forget_all
 from workers.kv import engine_store
 from workers.kv.rank_links import RankLinks
-from workers.kv.rank_messages import Forgotten
+from workers.kv.shared import Forgotten
 
 
 async def test_the_last_messages_of_an_engine_do_not_reach_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:

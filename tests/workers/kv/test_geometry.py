@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import ValidationError, json, to_builtins
 from msgspec.structs import replace
 
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section, head_share, mismatch, restorable_lengths
+from workers.kv.shared import KvGeometry, PoolGeometry, Section, head_share, mismatch, restorable_lengths
 
 TP = st.sampled_from((1, 2, 4, 8))
 EACH_CASE = pytest.mark.parametrize(("heads", "tp"), [(heads, tp) for heads in range(1, 17) for tp in (1, 2, 4, 8)])

@@ -13,9 +13,9 @@ from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
 from tests.workers.engines.modelled_lab import Times
 from workers.kv.exchange import KvExchange, KvFetch
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section
 from workers.kv.modelled import ModelledStore, ModelledTransport
 from workers.kv.peer_reads import Descriptor, encode_descriptor
+from workers.kv.shared import KvGeometry, PoolGeometry, Section
 
 PAGE = 16
 KEYS = page_keys(range(4 * PAGE), PAGE, tenant="")

@@ -10,7 +10,7 @@ import pytest
 from ampd.page_keys import KEY_BYTES
 from tests.workers.kv.store.store_lab import forget_all, store_of
 from workers.kv.rank_links import Offers
-from workers.kv.rank_messages import Offer, Write, Written
+from workers.kv.shared import Offer, Write, Written
 from workers.kv.store.directory import Checksums, Reservation
 
 

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("msgspec")
 
 from ampd.page_keys import page_keys
-from workers.kv import rank_messages as messages
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section
+from workers.kv import shared as messages
+from workers.kv.shared import KvGeometry, PoolGeometry, Section
 
 GEOMETRY = KvGeometry("f", 16, (PoolGeometry("kv", (Section("kv", 4, 3, 64),)),))
 KEYS = page_keys(list(range(48)), 16, tenant="")

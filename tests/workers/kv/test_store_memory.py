@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workers.kv.store_memory import (
+from workers.kv.shared import (
     MINIMUM_BYTES,
     StoreMemory,
     available_bytes,
@@ -34,7 +34,7 @@ def test_another_process_maps_the_same_bytes() -> None:
     memory.map[5:8] = b"abc"
     process_id, fd, size_bytes = memory.place
     code = f"""
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import StoreMemory
 memory = StoreMemory.open({process_id}, {fd}, {size_bytes})
 assert memory.map[5:8] == b"abc"
 memory.map[-3:] = b"xyz"

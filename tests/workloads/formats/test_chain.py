@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from workloads.formats.loader import Call, common_prefix, rounds_of
+from workloads.formats.rounds import Call, common_prefix, rounds_of
 from workloads.trace import Session
 
 calls = st.builds(
@@ -44,6 +44,8 @@ def test_rounds_rebuild_every_prompt(given_calls: list[Call]) -> None:
         (Call(130, 5, shared_tokens=60), 60),
         (Call(100, 5, shared_tokens=100), 99),  # at least one token of a prompt is new
         (Call(130, 5, hashes=(1, 2, 9), block_tokens=16), 32),
+        (Call(110, 5, cached_tokens=64), 64),  # a provider's cache tells, if the prompt is not longer than the context
+        (Call(130, 5, cached_tokens=64), None),
     ],
 )
 def test_a_rewritten_prompt_keeps_what_is_known_to_be_shared(call: Call, keep_tokens: int | None) -> None:

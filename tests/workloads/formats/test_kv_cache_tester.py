@@ -7,11 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .lab import load, shape
+from .lab import jsonl, load, shape
 
 
 def _request(prompt: int, out: int, blocks: list[int], t: float, **more: Any) -> dict[str, Any]:
     return {"t": t, "type": "n", "in": prompt, "out": out, "hash_ids": blocks, "api_time": 1.0, **more}
+
+
+def test_a_corpus_has_a_trace_per_line(tmp_path: Path) -> None:
+    requests = [_request(200, 20, [1, 2, 3], 0.0), _request(330, 30, [1, 2, 3, 4, 5], 6.0, think_time=4.0)]
+    rows = [{"id": name, "block_size": 64, "hash_id_scope": "local", "requests": requests} for name in ("a", "b")]
+    sessions = load("kv-cache-tester", jsonl(tmp_path / "corpus.jsonl", *rows))
+    assert [session.session_id for session in sessions] == ["a", "b"]
+    assert [shape(session) for session in sessions] == [[(200, 20, 0.0, None), (110, 30, 4.0, None)]] * 2
+    # Hashes of one trace say nothing about another.
+    assert [session.shared_prefix for session in sessions] == [None, None]
 
 
 def test_kv_cache_tester_keeps_rewrites_and_sub_agents(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
-from workloads.formats import FORMATS
+from workloads.formats import FORMATS, detect
+from workloads.formats.loader import has
 
-from .lab import load
+from .lab import NOTES, load
 
 
 def test_unknown_formats_and_paths(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown trace format 'nope'; known: .*toolbench.*trail"):
+    with pytest.raises(UserError, match=r"unknown trace format 'nope'; known: .*otel.*toolbench"):
         load("nope", tmp_path)
     with pytest.raises(UserError, match="no such file"):
         load("trail", tmp_path / "missing")
@@ -48,8 +49,10 @@ def _refusal(name: str, path: Path) -> str | None:
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("mooncake", {"session_id": "", "input_length": 9, "output_length": 5, "hash_ids": [1], "timestamp": 0}),
-        ("mooncake", {"session_id": "a", "input_length": 9, "output_length": 5, "hash_ids": [1], "timestamp": -1}),
+        ("mooncake", {"session_id": "a", "input_length": 9.5, "output_length": 5, "hash_ids": [1], "timestamp": 0}),
+        ("mooncake", {"session_id": "a", "output_length": 5, "timestamp": 0}),
+        ("otel", {"spans": [{"attributes": {"gen_ai.operation.name": "chat"}, "start_time": "noon"}]}),
+        ("langfuse", {"type": "GENERATION", "usage": {"input": True}}),
         ("mooncake", {"session_id": "a", "input_length": 9, "output_length": 5, "hash_ids": [1], "timestamp": 10**400}),
         ("kv-cache-tester", {"id": "x", "block_size": [9], "requests": []}),
     ],
@@ -61,3 +64,34 @@ def test_a_value_of_another_form_is_one_line(name: str, row: dict[str, Any], tmp
         load(name, path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_folder_may_hold_other_files(tmp_path: Path) -> None:
+    (tmp_path / "README.txt").write_text("what this is")
+    (tmp_path / "a.json").write_text('{"cut": ')
+    row = {"input_length": 9, "output_length": 5, "hash_ids": [1], "timestamp": 0}
+    (tmp_path / "m.jsonl").write_text(json.dumps(row) + "\n")
+    assert detect(tmp_path)[0] == "mooncake"
+    assert len(load("mooncake", tmp_path)) == 1
+    assert [note.endswith("left out") for note in NOTES] == [True, True]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("mooncake", "mooncake-delta")])
+def test_every_sign_is_one_of_its_own_format(name: str) -> None:
+    """No format before it in the table has the sign too."""
+    for sign in FORMATS[name].signs:
+        row = _row_with(sign)
+        assert has(row, sign), sign
+        assert next(other for other, known in FORMATS.items() if any(has(row, each) for each in known.signs)) == name
+
+
+def _row_with(sign: str) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for part in sign.split(", "):
+        path, _, value = part.partition("=")
+        *above, last = path.replace("*", "x").split("/")
+        place = row
+        for key in above:
+            place = place.setdefault(key, {})
+        place[last] = value.replace("*", "") or 1
+    return row

@@ -24,9 +24,9 @@ def test_mooncake_sessions(tmp_path: Path) -> None:
         _moon("a", 1500, 10, [1, 6, 7], delay=100),
     )
     session, single = load("mooncake", path)
-    assert session.arrival_s == 2.0
+    assert session.arrival_s == 0.0
     assert shape(session) == [(1000, 50, 0.0, None), (550, 50, 0.7, None), (988, 10, 0.1, 512)]
-    assert (single.arrival_s, shape(single)) == (2.5, [(100, 5, 0.0, None)])
+    assert (single.arrival_s, shape(single)) == (0.5, [(100, 5, 0.0, None)])
 
 
 def test_mooncake_delta_adds_up(tmp_path: Path) -> None:
@@ -46,23 +46,23 @@ def test_agentic_mooncake_adds_delay_and_tool_wait(tmp_path: Path) -> None:
 
 
 def test_rows_that_look_like_deltas_bring_a_hint(tmp_path: Path) -> None:
-    deltas = [{"session_id": "s", "input_length": n, "output_length": 5} for n in (900, 40, 30, 60)]
+    deltas = [{"session_id": "s", "input_length": n, "output_length": 5, "delay": 0} for n in (900, 40, 30, 60)]
     load("mooncake", jsonl(tmp_path / "d.jsonl", *deltas))
     (note,) = NOTES
     assert "2 of 3 later rounds" in note
     assert "mooncake-delta" in note
-    growing = [{"session_id": "s", "input_length": n, "output_length": 30} for n in (500, 41, 42, 43, 44)]
+    growing = [{"session_id": "s", "input_length": n, "output_length": 30, "delay": 0} for n in (500, 41, 42, 43, 44)]
     load("mooncake", jsonl(tmp_path / "g.jsonl", *growing))
     (note,) = NOTES
     assert "4 of 4 later rounds" in note
-    hashed = [_moon("s", n, 5, [10 * n, 10 * n + 1]) for n in (900, 40, 30, 60)]
+    hashed = [_moon("s", n, 5, [10 * n], delay=0) for n in (900, 40, 30, 60)]
     load("mooncake", jsonl(tmp_path / "h.jsonl", *hashed))
     (note,) = NOTES
     assert "2 of 3 later rounds" in note
-    kept = [_moon("s", n, 5, [1, n]) for n in (1024, 900, 800)]
+    kept = [_moon("s", n, 5, [1, n], delay=0) for n in (1024, 900, 800)]
     load("mooncake", jsonl(tmp_path / "k.jsonl", *kept))
     assert not NOTES
-    whole = [{"session_id": "s", "input_length": n, "output_length": 5} for n in (900, 940, 970)]
+    whole = [{"session_id": "s", "input_length": n, "output_length": 5, "delay": 0} for n in (900, 940, 970)]
     load("mooncake", jsonl(tmp_path / "w.jsonl", *whole))
     assert not NOTES
 
@@ -112,3 +112,32 @@ def test_only_the_first_rows_of_deltas_tell_what_is_shared(tmp_path: Path, later
     assert _shared(path, "mooncake-delta") == dict.fromkeys("ab", ("block-1", 1024))
     assert shape(load("mooncake-delta", path)[0]) == [(1100, 5, 0.0, None), (30, 5, 0.1, None)]
     assert _shared(jsonl(tmp_path / "one.jsonl", *rows[:2]), "mooncake-delta") == {"a": None}
+
+
+def test_the_lengths_of_the_prompts_tell_the_size_of_their_blocks(tmp_path: Path) -> None:
+    rows = [_moon("a", 100, 5, list(range(7)), timestamp=0), _moon("a", 130, 5, [0, 1, 2, 9, 9, 9, 9, 9, 9], delay=100)]
+    (session,) = load("mooncake", jsonl(tmp_path / "m.jsonl", *rows))
+    assert shape(session) == [(100, 5, 0.0, None), (82, 5, 0.1, 48)]
+    assert NOTES == ["the blocks of hash_ids have 16 tokens, by the lengths of the prompts"]
+    load("mooncake", jsonl(tmp_path / "x.jsonl", *(_moon(None, 40000, 5, [1], timestamp=0) for _ in "ab")))
+    assert NOTES == ["hash_ids fit no known size of blocks in 2 of 2 rows; 512 tokens are assumed"]
+
+
+def test_rows_without_lengths_have_them_from_blocks_and_text(tmp_path: Path) -> None:
+    """As AIPerf's custom data sets may be: `text_input` or `messages` for `input_length`, no `output_length`."""
+    rows = [
+        {"timestamp": 0, "hash_ids": [1, 2], "output_length": 7},
+        {"timestamp": 1000, "text_input": "one two three", "output_length": 9},
+        {"timestamp": 2000, "messages": [{"role": "user", "content": "one two"}], "output_length": 11},
+        {"timestamp": 3000, "input_length": 600, "hash_ids": [1, 3]},
+    ]
+    sessions = load("mooncake", jsonl(tmp_path / "m.jsonl", *rows))
+    assert [shape(session)[0][:2] for session in sessions] == [(1024, 7), (3 + 4 + 3, 9), (2 + 4 + 3, 11), (600, 9)]
+    assert len(NOTES) == 1
+    assert "1 requests do not say how long their answer is; 9 tokens (the median of the others)" in NOTES[0]
+
+
+def test_newest_rows_may_come_first(tmp_path: Path) -> None:
+    rows = [_moon("a", 30, 5, [], timestamp=1500), _moon("a", 1000, 50, [7, 8], timestamp=0)]
+    (session,) = load("mooncake-delta", jsonl(tmp_path / "m.jsonl", *rows))
+    assert shape(session) == [(1000, 50, 0.0, None), (30, 5, 1.5, None)]

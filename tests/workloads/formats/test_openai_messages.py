@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_rows_without_an_answer_are_noted_and_other_logs_refused(tmp_path: Path)
     assert load("openai-messages", jsonl(tmp_path / "a.jsonl", {"messages": CHAT[:2]})) == []
     assert "no answer of a model" in NOTES[0]
     with pytest.raises(UserError, match=r"a\.jsonl:1: there is no key messages"):
-        load("openai-messages", jsonl(tmp_path / "a.jsonl", {"prompt": "x"}))
+        load("openai-messages", jsonl(tmp_path / "a.jsonl", {"question": "x"}))
 
 
 def _logged(prompt: list[Any], answer: Any, **more: Any) -> dict[str, Any]:
@@ -105,3 +106,38 @@ def test_times_of_requests_are_gaps_and_arrivals(tmp_path: Path, times: list[dic
     assert [round_.tool_s for round_ in first.rounds] == [0.0, 5.0]
     assert (first.arrival_s, second.arrival_s) == (0.0, 3.0)
     assert len(NOTES) == 1
+
+
+def test_tool_blocks_are_counted(tmp_path: Path) -> None:
+    """The form of `/v1/messages`: calls and results are blocks of the content."""
+    call = {"type": "tool_use", "id": "t0", "name": "bash", "input": {"command": "ls -la " * 30}}
+    result = {"type": "tool_result", "tool_use_id": "t0", "content": [{"type": "text", "text": "file " * 800}]}
+    thought = {"type": "thinking", "thinking": "hm " * 40, "signature": "c2ln"}
+    chat = [say("user", "hi")]
+    for _ in range(2):
+        chat += [say("assistant", None) | {"content": [thought, call]}, say("user", None) | {"content": [result]}]
+    path = jsonl(tmp_path / "blocks.jsonl", {"messages": [*chat, say("assistant", "done")]})
+    first, second, third = shape(load("openai-messages", path)[0])
+    assert (second[0], third[0]) == (800 + 4 + 3, 800 + 4 + 3)
+    assert first[1] == second[1] == 40 + 1 + 1 + 60 + 1 + 1
+
+
+def test_an_array_is_read_as_lines_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    for indent in (None, 1):
+        path.write_text(json.dumps([{"messages": CHAT}, {"messages": CHAT[:3]}, CHAT], indent=indent))
+        sessions = load("openai-messages", path)
+        assert [shape(session) for session in sessions] == [[FIRST, SECOND], [FIRST], [FIRST, SECOND]]
+        assert len({session.session_id for session in sessions}) == 3
+    path.write_text(json.dumps(CHAT))
+    assert [shape(session) for session in load("openai-messages", path)] == [[FIRST, SECOND]]
+
+
+def test_recorded_usage_goes_before_counting(tmp_path: Path) -> None:
+    usages = ({"prompt_tokens": 1000, "completion_tokens": 50}, {"prompt_tokens": 1200, "completion_tokens": 30})
+    rows = [_logged(CHAT[:2], CHAT[2], usage=usages[0]), _logged(CHAT[:4], CHAT[4], usage=usages[1])]
+    (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    assert shape(session) == [(1000, 50, 0.0, None), (150, 30, 0.0, None)]
+    timed = [row | {"created": 1_764_300_000 + 5 * at} for at, row in enumerate(rows)]
+    (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *reversed(timed)))
+    assert shape(session) == [(1000, 50, 0.0, None), (150, 30, 5.0, None)]

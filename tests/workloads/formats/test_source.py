@@ -1,9 +1,11 @@
-"""Source files: which are read, and values that do not fit are named with their place."""
+"""Source files: what they may be packed in, and values that do not fit are named with their place."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,69 +14,147 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from workloads.formats.loader import (
-    count_of,
-    file_stem,
-    read_json,
-    read_json_lines,
-    rows_by_session,
-    seconds_of,
-    source_files,
-    timestamp_s,
-)
-from workloads.trace import MAX_TOKENS
+from workloads.formats.loader import count_of, file_stem, has, number_of, rows_of, seconds_of, source_files, time_s
+from workloads.trace import MAX_TOKENS, load_trace
+
+ROWS = [{"a": 1}, {"b": [2]}]
 
 
-def test_a_folder_gives_its_files_with_the_suffix_also_zipped_and_sorted(tmp_path: Path) -> None:
+def _read(path: Path) -> list[dict[str, Any]]:
+    return [row.data for row in rows_of(path, path)]
+
+
+def test_a_folder_gives_its_files_that_may_be_traces_also_packed_and_sorted(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
-    for name in ("b.jsonl", "a.jsonl.gz", "sub/c.jsonl", "notes.txt"):
+    for name in ("b.jsonl", "a.jsonl.gz", "sub/c.csv.zst", "picture.png"):
         (tmp_path / name).write_text("")
-    assert [file.name for file in source_files(tmp_path, ".jsonl")] == ["a.jsonl.gz", "b.jsonl", "c.jsonl"]
-    assert source_files(tmp_path / "notes.txt", ".jsonl") == [tmp_path / "notes.txt"]
-    assert [file_stem(Path(name)) for name in ("x/a.jsonl.gz", "b.json")] == ["a", "b"]
-    with pytest.raises(UserError, match=r"holds no file ending in \.csv or \.csv\.gz"):
-        source_files(tmp_path, ".csv")
+    assert [file.name for file in source_files(tmp_path)] == ["a.jsonl.gz", "b.jsonl", "c.csv.zst"]
+    assert source_files(tmp_path / "picture.png") == [tmp_path / "picture.png"]
+    assert [file_stem(name) for name in ("x/a.jsonl.gz", "b.json", "c.csv.zst")] == ["a", "b", "c"]
+    with pytest.raises(UserError, match=r"holds no file ending in \.json"):
+        source_files(_empty(tmp_path))
 
 
-def test_plain_and_zipped_files_read_alike_and_errors_name_the_line(tmp_path: Path) -> None:
-    plain, zipped = tmp_path / "a.jsonl", tmp_path / "a.jsonl.gz"
-    plain.write_text('{"a": 1}\n\n{"b": 2}\n')
-    zipped.write_bytes(gzip.compress(plain.read_bytes()))
-    for file in (plain, zipped):
-        assert list(read_json_lines(file)) == [(f"{file}:1", {"a": 1}), (f"{file}:3", {"b": 2})]
-    plain.write_text('{"a": 1}\n[2]\n')
-    with pytest.raises(UserError, match=r"a\.jsonl:2: expected an object, found list"):
-        list(read_json_lines(plain))
-    plain.write_text("[1,\n 2")
-    with pytest.raises(UserError, match=r"a\.jsonl:2: not JSON"):
-        read_json(plain)
+def _empty(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
 
 
-def test_rows_without_tokens_are_left_out_with_a_note(tmp_path: Path) -> None:
-    file, notes = tmp_path / "a.jsonl", list[str]()
-    rows = [{"id": name, "in": tokens, "out": 1} for name, tokens in (("a", 1), ("b", 2), ("a", 0), ("a", 3))]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    found = rows_by_session([file], lambda row, _: row["id"], ("in", "out"), notes.append)
-    assert {name: [row["in"] for _, row in each] for name, each in found.items()} == {"a": [1, 3], "b": [2]}
-    assert notes == [f"{file}:3: no tokens, left out"]
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ('{"a": 1}\n\n{"b": [2]}\n', [1, 3]),
+        ("\ufeff" + '{"a": 1}\n{"b": [2]}', [1, 2]),
+        ('[\n {"a": 1},\n {"b": [2]}\n]\n', [2, 3]),
+        ('[{"a": 1}, {"b": [2]}]', ["1", "1 item 2"]),
+        ('{\n "a": 1\n}\n{\n "b": [2]}', [1, 4]),
+    ],
+)
+@pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
+def test_lines_arrays_and_objects_read_alike_in_every_packing(
+    tmp_path: Path, text: str, lines: list[Any], packing: str
+) -> None:
+    path = tmp_path / f"a.json{packing}"
+    raw = text.encode()
+    if packing == ".zst":
+        raw = pytest.importorskip("zstandard").compress(raw)
+    path.write_bytes(gzip.compress(raw) if packing == ".gz" else raw)
+    assert _read(path) == ROWS
+    assert [row.where for row in rows_of(path, path)] == [f"{path}:{line}" for line in lines]
+
+
+def test_tables_are_rows(tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text('a,b\n1,"x\ny"\n,z\n')
+    assert _read(table) == [{"a": "1", "b": "x\ny"}, {"b": "z"}]
+    table.write_text("a,b\n1,2,3\n")
+    with pytest.raises(UserError, match=r"t\.csv:2: has more fields than the first line has names"):
+        _read(table)
+    arrow = pytest.importorskip("pyarrow")
+    path = tmp_path / "t.parquet"
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"a": [1, 2], "at": [at, None]}), path)
+    assert _read(path) == [{"a": 1, "at": at}, {"a": 2, "at": None}]
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"t\.parquet: cannot be read"):
+        _read(path)
+
+
+@pytest.mark.parametrize(("module", "magic"), [("zstandard", b"\x28\xb5\x2f\xfd"), ("pyarrow.parquet", b"PAR1")])
+def test_a_missing_package_is_one_line_that_names_it(
+    tmp_path: Path, module: str, magic: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(magic)
+    monkeypatch.setitem(sys.modules, module, None)
+    package = module.partition(".")[0]
+    with pytest.raises(UserError, match=rf"x: this file needs the package {package} \(pip install {package}\)"):
+        _read(path)
+
+
+def test_a_trace_of_ours_may_be_packed_with_zstd(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    session = {"session_id": "a", "arrival_s": 0, "rounds": [{"incr_tokens": 5, "output_tokens": 2}]}
+    path = tmp_path / "t.jsonl.zst"
+    path.write_bytes(zstandard.compress(json.dumps(session).encode()))
+    assert load_trace(str(path))[0].session_id == "a"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(UserError, match=r"t\.jsonl\.zst"):
+        load_trace(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"a": 1}\n[2\n', r":2: not JSON \("),
+        ('{"a": 1}\n3\n', ":2: expected an object, found int"),
+        ('[{"a": 1},\n 2]', ":2: expected an object, found int"),
+        ('[{"a": 1},\n {"b": ]', r":2: not JSON \(Expecting value at column 8\)"),
+        ('[{"a": 1},\n', ":2: not JSON .the array that begins the file does not end it"),
+        ('[{"a": 1}]\n{"b": 2}', ":1: not JSON .the array that begins the file does not end it"),
+        ("what", r":1: not JSON \("),
+    ],
+)
+def test_damage_is_named_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"a\.json" + says):
+        _read(path)
 
 
 @settings(max_examples=40)
-@given(st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3)))
+@given(st.one_of(st.integers(), st.floats(), st.booleans(), st.text(max_size=3)))
 def test_a_count_is_a_whole_number_in_range_or_the_users_error(value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and 0 <= value <= MAX_TOKENS and value == int(value):
-        assert count_of({"n": value}, "n", "here") == value
+    try:
+        number = float(value)
+    except ValueError:
+        number = None
+    except OverflowError:
+        number = -1.0
+    if value == "" or (number is not None and number != number):
+        assert count_of({"n": value}, "n", where="here") is None
+    elif not isinstance(value, bool) and number is not None and 0 <= number <= MAX_TOKENS and number == int(number):
+        assert count_of({"n": value}, "n", where="here") == number
     else:
-        with pytest.raises(UserError, match="here: n must be a count"):
-            count_of({"n": value}, "n", "here")
+        with pytest.raises(UserError, match="here: n must be a"):
+            count_of({"n": value}, "n", where="here")
 
 
 def test_times_have_their_unit_and_their_zone() -> None:
-    assert seconds_of({"t": 250}, "t", "here", unit_s=1e-3) == 0.25
-    assert seconds_of({}, "t", "here") is None
+    assert seconds_of({"t": 250}, "t", where="here", unit_s=1e-3) == 0.25
+    assert seconds_of({}, "t", where="here") is None
     with pytest.raises(UserError, match="here: t must be a number"):
-        seconds_of({"t": True}, "t", "here")
-    assert timestamp_s("1970-01-01T00:01:00", "x") == timestamp_s("1970-01-01T01:01:00+01:00", "x") == 60.0
-    with pytest.raises(UserError, match="x: 'noon' is not an ISO 8601 time"):
-        timestamp_s("noon", "x")
+        number_of({"t": True}, "t", where="here")
+    for minute in ("1970-01-01T00:01:00", "1970-01-01T01:01:00+01:00", "1970/01/01 00:01:00.000000000 UTC", 60, "60.0"):
+        assert time_s({"at": minute}, "at", where="x") == 60.0
+    for unit_per_s in (1, 10**3, 10**6, 10**9):
+        assert time_s({"at": 1_764_300_000 * unit_per_s}, "at", where="x") == pytest.approx(1_764_300_000)
+        assert time_s({"at": str(1_764_300_000 * unit_per_s)}, "at", where="x") == pytest.approx(1_764_300_000)
+    with pytest.raises(UserError, match=r"x: at is not an ISO 8601 time .found: 'noon'"):
+        time_s({"at": "noon"}, "at", where="x")
+
+
+def test_signs_name_keys_below_keys_and_values() -> None:
+    row = {"a": [{"b": {"gen_ai.x": 1}}, {"kind": "GENERATION"}], "empty": None}
+    fitting = ("a", "a/b", "a/b/gen_ai.*", "a/kind=GEN*", "a, a/kind")
+    assert [sign for sign in (*fitting, "b", "a/c", "a/kind=SPAN", "a, b", "empty") if has(row, sign)] == list(fitting)

@@ -51,6 +51,6 @@ def test_trail_separates_agents_and_measures_gaps(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps([{"trace_id": "one", "spans": [main]}, other]))
     first, sub, second = load("trail", path)
-    assert shape(first) == [(3, 2, 0.0, None), (2, 1, 3.5, None), (2, 1, 1.0, 2)]
-    assert (sub.session_id, sub.arrival_s, shape(sub)) == ("one/agent2", 3.5, [(2, 1, 0.0, None)])
+    assert shape(first) == [(14, 3, 0.0, None), (9, 2, 3.5, None), (9, 2, 1.0, 6)]
+    assert (sub.session_id, sub.arrival_s, shape(sub)) == ("one/agent2", 3.5, [(9, 2, 0.0, None)])
     assert (second.arrival_s, shape(second)) == (60.0, [(500, 60, 0.0, None)])

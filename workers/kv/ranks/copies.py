@@ -1,7 +1,7 @@
 """Copies between the device pools of one rank and the records of its worker's store: on the host, and from a GPU.
 
 A rank writes and loads only the heads that it holds. They are contiguous in a record, because the layers of a head
-follow each other there; see `workers.kv.geometry`. Both run beside what the engine computes: loads layer by layer on a
+follow each other there; see `workers.kv.shared`. Both run beside what the engine computes: loads layer by layer on a
 thread of their own, and writes on a stream.
 """
 
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.kv.geometry import KvGeometry, PoolGeometry, Section, Share, head_share
 from workers.kv.ranks.link import RankLink
 from workers.kv.ranks.pools import PoolBuffers, head_bytes
+from workers.kv.shared import KvGeometry, PoolGeometry, Section, Share, head_share
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,13 @@ from typing import Protocol
 from zmq import LINGER, NOBLOCK, PAIR, POLLIN, RCVHWM, SNDHWM, Again, Context, Poller
 
 from ampd.page_keys import KEY_BYTES
-from workers.kv.geometry import KvGeometry
-from workers.kv.rank_messages import (
+from workers.kv.shared import (
     Allow,
     Done,
     Drop,
     Forgotten,
     Hello,
+    KvGeometry,
     Loaded,
     Offer,
     Passes,

@@ -23,11 +23,10 @@ from sglang.srt.server_args import ServerArgs
 from sglang.version import __version__
 
 from ampd.model_folder import model_digest
-from workers.kv.geometry import restorable_lengths
 from workers.kv.ranks.copies import PageLoader, RankCopies, StreamWriter, pin
 from workers.kv.ranks.link import Offered, RankLink
 from workers.kv.ranks.pools import check_tried, engine_pools
-from workers.kv.store_memory import StoreMemory
+from workers.kv.shared import StoreMemory, restorable_lengths
 
 
 class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from workers.kv.geometry import (
+from workers.kv.shared import (
     TRIED_DEGREES,
     TRIED_PAGE_TOKENS,
     TRIED_STATE_TYPES,

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from uuid import uuid4
 
 from ampd.serving.kv_eviction import Evictable
-from workers.kv.geometry import PoolGeometry
+from workers.kv.shared import PoolGeometry
 from workers.kv.store.records import RecordAllocator, aligned_bytes
 from workers.kv.store.runs import Claimant, PageRun, PageSpan, PrefixRecords, RunTable, first_pages
 from workers.kv.store.sessions import SessionTable, Surplus

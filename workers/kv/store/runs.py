@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ampd.serving.shared_prefixes import PrefixUsers
-from workers.kv.geometry import restorable_lengths, window_start
+from workers.kv.shared import restorable_lengths, window_start
 from workers.kv.store.records import RecordAllocator
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.doctor import checks, command
-from ampd.cli.doctor.checks import Finding
+from ampd.cli import doctor
+from ampd.cli.doctor import Finding
 from ampd.cli.main import main
 from tests.ampd.perf.config_lab import write_config
 from tests.harness.gpus import machine_with
@@ -73,7 +73,7 @@ def test_gpus_and_their_memory_are_judged(
     capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine_with(monkeypatch, tmp_path, "NVIDIA H200")
-    monkeypatch.setattr(checks, "torch_gpus", lambda: ("12.8", 1))
+    monkeypatch.setattr(doctor, "torch_gpus", lambda: ("12.8", 1))
     with (folder / "model.safetensors").open("wb") as weights:
         weights.truncate(3 << 20)
     _, findings = _findings(capsys, "doctor", "--model", str(folder))
@@ -131,7 +131,7 @@ def test_too_few_inotify_instances_are_wrong(
         (tmp_path / "limit").write_text(str(limit))
         return _findings(capsys, *MODELLED)[1]["inotify"]
 
-    monkeypatch.setattr("ampd.cli.serve.checks._WATCH_LIMIT", tmp_path / "limit")
+    monkeypatch.setattr("ampd.cli.serve.settings._WATCH_LIMIT", tmp_path / "limit")
     assert inotify(100_000)["verdict"] == "ok"
     finding = inotify(27)
     assert finding["verdict"] == "wrong"
@@ -153,7 +153,7 @@ def test_a_check_that_fails_itself_is_reported(
     def refuse(*_: object) -> Callable[[], Finding]:
         raise OSError(13, "Permission denied")
 
-    monkeypatch.setattr(command, "read_model", refuse)
+    monkeypatch.setattr(doctor, "read_model", refuse)
     _, findings = _findings(capsys, *MODELLED)
     assert findings["model"]["found"] == "could not be made: [Errno 13] Permission denied"
     assert findings["model"]["fix"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ampd.cli.doctor.checks import Finding, Verdict, table, to_json, worst
+from ampd.cli.doctor import Finding, Verdict, table, to_json, worst
 
 FINDINGS = [
     Finding("model", Verdict.OK, "tiny"),

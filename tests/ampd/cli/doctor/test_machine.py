@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampd.cli.doctor.checks import (
+from ampd.cli.doctor import (
     Verdict,
     check_compiler,
     check_software,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.doctor.checks import (
+from ampd.cli.doctor import (
     ModelReading,
     Verdict,
     check_performance_model,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ampd.cli.doctor.checks import StateReading, Verdict, judge_state, made, read_state
+from ampd.cli.doctor import StateReading, Verdict, judge_state, made, read_state
 from ampd.errors import UserError
 from tests.harness.tcp_redis import TcpRedis
 

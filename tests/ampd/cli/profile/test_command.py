@@ -102,7 +102,6 @@ def test_a_file_of_another_model_is_not_extended(
         (["--engine", "modelled"], "--perf is missing"),
         (["--engine", "modelled", "--worker-args", "--no-such-flag 1"], "--no-such-flag"),
         (["--engine", "modelled", "--worker-args", "'open"], "no closing quotation"),
-        (["--held-out", "0.9"], "--held-out"),
         (["--repeats", "0"], "--repeats"),
     ],
 )

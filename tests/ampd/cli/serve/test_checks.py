@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
-from ampd.cli.serve import checks
-from ampd.cli.serve.checks import check_policies
-from ampd.cli.serve.settings import ServeSettings
+from ampd.cli.serve import settings as checks
+from ampd.cli.serve.settings import ServeSettings, check_policies
 from ampd.errors import UserError
 
 

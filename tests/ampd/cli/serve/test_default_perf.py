@@ -66,8 +66,12 @@ def test_a_driver_that_fails_is_no_gpu(machine: Machine, folder: Path, tmp_path:
     ("gpus", "change", "words"),
     [
         ((), {}, ["no GPU", "--perf {folder}@h200", "--perf qwen3-32b@h20", "ampd profile"]),
-        (("NVIDIA GeForce RTX 4090",), {}, ["NVIDIA GeForce RTX 4090", "h20, a100"]),
-        (("NVIDIA H200",), {"kv_lora_rank": 512}, ["latent attention", "ampd profile", "--perf qwen3-32b@h200"]),
+        (("NVIDIA GeForce RTX 4090",), {}, ["NVIDIA GeForce RTX 4090", "h20, ", "mi300x"]),
+        (
+            ("NVIDIA H200",),
+            {"mamba_d_state": 16},
+            ["layers of an unknown kind", "ampd profile", "--perf qwen3-32b@h200"],
+        ),
     ],
 )
 def test_times_that_cannot_be_derived_are_one_line_that_says_what_to_give(

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ampd.cli.serve import watch
-from ampd.cli.serve.processes import ProcessSpec, Supervisor
-from ampd.cli.serve.watch import LivenessProbe
+from ampd.cli.serve import processes
+from ampd.cli.serve.processes import LivenessProbe, ProcessSpec, Supervisor
 from tests.waiting import PATIENCE_S, until
 
 SERVER = "import http.server as h; s = h.HTTPServer(('127.0.0.1', 0), h.BaseHTTPRequestHandler); "
@@ -95,9 +94,9 @@ def test_it_is_the_probe_of_a_pod() -> None:
     assert probes
     for probe in probes:
         assert (probe["periodSeconds"], probe["timeoutSeconds"], probe["failureThreshold"]) == (
-            watch.PERIOD_S,
-            watch.TIMEOUT_S,
-            watch.FAILURES,
+            processes.PERIOD_S,
+            processes.TIMEOUT_S,
+            processes.FAILURES,
         )
 
 

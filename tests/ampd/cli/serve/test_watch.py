@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.serve.processes import ProcessSpec, Supervisor
+from ampd.cli.serve.processes import GraphWatch, ProcessSpec, Supervisor, lost_part
 from ampd.cli.serve.settings import EngineName, ServeSettings
-from ampd.cli.serve.watch import GraphWatch, lost_part
 from ampd.errors import RunError
 from tests.virtual_time import virtually
 

@@ -10,11 +10,10 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from ampd.cli.serve.local_graphs import LocalGraph, register
 from ampd.cli.session import ListSettings, _asked, _control_urls
 from ampd.errors import UserError
 from ampd.settings import parse_settings
-from ampd.state.embedded import EmbeddedRedis, servers_folder
+from ampd.state.embedded import EmbeddedRedis, LocalGraph, register, servers_folder
 
 UNKNOWN = {"session_key": "0" * 32, "was_bound": False, "released_tokens": 0}
 DEAD = "http://127.0.0.1:1"

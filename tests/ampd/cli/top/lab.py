@@ -7,13 +7,23 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ampd.cli.top.snapshot import snapshot_of
+from ampd.cli.top import snapshot_of
 from ampd.perf.model import PerformanceModel
 from ampd.state.store import Heard, Overview
-from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
 from ampd.telemetry.metrics import names
-from ampd.telemetry.window_counts import latency_counts
-from ampd.types import KvWindow, Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
+from ampd.telemetry.windows import latency_counts
+from ampd.types import (
+    CoordinatorView,
+    KvWindow,
+    Parallelism,
+    PrefillTask,
+    Role,
+    Route,
+    ServedWindow,
+    Slo,
+    Window,
+    WorkerView,
+)
 
 NOW_S = 1000.0
 TAKEN_AT = "2026-01-02T03:04:05.678+00:00"

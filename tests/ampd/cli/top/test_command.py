@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from ampd.cli.serve.local_graphs import LocalGraph, local_graphs, register
 from ampd.state import open_store
-from ampd.state.embedded import EmbeddedRedis
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Parallelism, Role, WorkerView
+from ampd.state.embedded import EmbeddedRedis, LocalGraph, local_graphs, register
+from ampd.types import CoordinatorView, Parallelism, Role, WorkerView
 from tests.ampd.cli.top.lab import SLO, window
 from tests.harness.tcp_redis import TcpRedis
 from tests.waiting import PATIENCE_S

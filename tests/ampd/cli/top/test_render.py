@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from ampd.cli.top.render import as_text, lines, screen
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import KvWindow, Role, Window, WorkerView
+from ampd.cli.top_screen import as_text, lines, screen
+from ampd.types import CoordinatorView, KvWindow, Role, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 
 from ampd.perf.presets import load_performance_model
-from ampd.telemetry.coordinator_view import CoordinatorView, ServedWindow
-from ampd.types import KvWindow, Parallelism, Role, Slo, Window, WorkerView
+from ampd.types import CoordinatorView, KvWindow, Parallelism, Role, ServedWindow, Slo, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
 OUTCOMES = {"met": 6, "missed-itl": 1, "failed": 1, "abandoned": 2}

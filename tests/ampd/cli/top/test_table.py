@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ampd.cli.top.render import MISSED, Cell, Column, fitting, table
+from ampd.cli.top_screen import MISSED, Cell, Column, fitting, table
 
 columns = st.lists(
     st.builds(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.cli.top.render import age, bar, count, percent, printable, rate, seconds
+from ampd.cli.top_screen import age, bar, count, percent, printable, rate, seconds
 
 numbers = st.floats(0, 1e18)
 

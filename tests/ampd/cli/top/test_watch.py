@@ -18,8 +18,7 @@ import pytest
 
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.telemetry.coordinator_view import CoordinatorView
-from ampd.types import Role, WorkerView
+from ampd.types import CoordinatorView, Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
 from tests.harness.fork_server import ForkedProcess, ForkServer
 from tests.waiting import PATIENCE_S

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from workers.kv.geometry import KvGeometry, PoolGeometry, head_share
 from workers.kv.ranks.copies import RankCopies
 from workers.kv.ranks.pools import (
     PoolBuffers,
@@ -16,6 +15,7 @@ from workers.kv.ranks.pools import (
     pool_geometry,
     state_buffers,
 )
+from workers.kv.shared import KvGeometry, PoolGeometry, head_share
 
 PAGE, PAGES, LAYERS = 4, 7, 6
 TPS = (1, 2, 4, 8)

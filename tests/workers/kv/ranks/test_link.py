@@ -12,10 +12,9 @@ import pytest
 
 from tests.waiting import PATIENCE_S, until
 from workers.kv import rank_links
-from workers.kv.geometry import KvGeometry
 from workers.kv.rank_links import RankLinks
-from workers.kv.rank_messages import Forgotten, Offer, Records, ToWorker, Write, Written
 from workers.kv.ranks.link import Offered, RankLink, refuse
+from workers.kv.shared import Forgotten, KvGeometry, Offer, Records, ToWorker, Write, Written
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
 

@@ -15,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.workers.kv.ranks.copies_lab import FAMILIES, Lab, slots_of  # noqa: E402
-from workers.kv.geometry import KvGeometry, head_share  # noqa: E402
 from workers.kv.ranks.copies import (  # noqa: E402
     PageLoader,
     RankCopies,
@@ -23,7 +22,11 @@ from workers.kv.ranks.copies import (  # noqa: E402
     pin,
 )
 from workers.kv.ranks.pools import attention_buffers, pool_geometry  # noqa: E402
-from workers.kv.store_memory import StoreMemory  # noqa: E402
+from workers.kv.shared import (  # noqa: E402
+    KvGeometry,
+    StoreMemory,
+    head_share,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("sglang", exc_type=ImportError)
 torch = pytest.importorskip("torch")
 
-from workers.kv.geometry import mismatch  # noqa: E402
 from workers.kv.ranks.copies import RankCopies  # noqa: E402
 from workers.kv.ranks.pools import EnginePools, check_tried, engine_pools  # noqa: E402
+from workers.kv.shared import mismatch  # noqa: E402
 
 PAGE, SLOTS = 16, 64
 COMMON: dict[str, Any] = {"page_size": PAGE, "device": "cpu", "enable_memory_saver": False}

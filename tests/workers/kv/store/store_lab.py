@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from hashlib import blake2b
 
-from workers.kv.geometry import PoolGeometry, Section
+from workers.kv.shared import PoolGeometry, Section
 from workers.kv.store.directory import Places, Reservation, StoreDirectory
 from workers.kv.store.runs import PageRun
 from workers.kv.store.sessions import Surplus

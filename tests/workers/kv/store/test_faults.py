@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tests.workers.kv.store.store_lab import KV, MAMBA, PAGE, SWA, ByteStore, forget_all, keys, named
-from workers.kv.geometry import PoolGeometry
+from workers.kv.shared import PoolGeometry
 from workers.kv.store.directory import Loadable, PageLease, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 

@@ -1,18 +1,4 @@
-"""Limits of what a client sends: the bytes and the time of a head, the rate of a body, and what waits for its turn.
-
-The library limits each header and their number, so that a client could fill the memory with a hundred long ones, and it
-waits an hour for the end of a head. So each connection has a guard between socket and library, which counts what comes
-while no body does. What comes in one packet with the end of a body is not counted: at most one read.
-
-A connection on which nothing comes at all is ended too, because the library would keep it for ever.
-
-The library also stops reading where many requests wait for their turn, and then does not see that their client leaves.
-The request in progress would then run to its end, although its client has left. So the guard ends such a connection.
-
-The library waits for the end of a body for ever. It also does not tell a body that waits when a later packet breaks its
-framing. So each body has a least rate. No time counts in which the frontend is slower than the client: the library then
-stops reading.
-"""
+"""Limits of what a client sends and holds: time of a head, rate of a body, what waits for its turn, connections."""
 
 from __future__ import annotations
 
@@ -20,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from aiohttp import StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from router.status_relay.api import Refused, last_answer
+from ampd.wire import with_retry_after
+from router.status_relay.api import Refused, error_response, last_answer
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -233,3 +221,146 @@ class ConnectionGuard(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+# -- A server of aiohttp whose connections have guards, and whose errors have the form of the API
+
+MOST_CONNECTIONS = 8192
+"""Of clients at a time, so that nobody fills the memory with connections. A request needs one more to the frontend."""
+
+RESERVED_CONNECTIONS = 256
+"""More of them, for requests without a body, as probes are. Clients that hold all others must not end the process."""
+
+_WITHOUT_BODY = ("GET", "HEAD")
+
+_RETRY_S = 5.0
+_READING_S = 1.0
+"""For a client to read that there is no room for it."""
+
+
+class ConnectionGuards:
+    """The guards of all connections, by the library's protocol."""
+
+    def __init__(self) -> None:
+        self._guards: dict[web.RequestHandler, ConnectionGuard] = {}
+
+    def __len__(self) -> int:
+        """How many connections there are."""
+        return len(self._guards)
+
+    def guard(self, inner: GuardedProtocol) -> ConnectionGuard:
+        """The guard of a new connection."""
+        is_reserved = len(self._guards) >= MOST_CONNECTIONS
+        guard = self._guards[inner] = ConnectionGuard(inner, self._guards.__delitem__, is_reserved=is_reserved)
+        inner.has_parsed = guard.end_if_deaf
+        return guard
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Tells the guard of a connection when a head is complete, and when its answer is."""
+        guard = self._guards[request.protocol]
+        with guard.answering(request):
+            if guard.is_reserved and request.method not in _WITHOUT_BODY:
+                return error_response(request.path, _no_room())
+            return await handler(request)
+
+
+class GuardedRunner(web.AppRunner):
+    """Runs an application whose connections have guards. It needs their middleware.
+
+    Args:
+        shutdown_timeout: for requests in progress at the end, in seconds.
+        options: of each connection, as of `web.RequestHandler`.
+    """
+
+    def __init__(
+        self, app: web.Application, guards: ConnectionGuards, *, shutdown_timeout: float, **options: Any
+    ) -> None:
+        super().__init__(app, handler_cancellation=True, shutdown_timeout=shutdown_timeout)
+        self._guards = guards
+        self._options = options
+
+    @property
+    def server(self) -> Callable[[], asyncio.Protocol] | None:  # type: ignore[override]
+        """Makes the protocol of each connection. The library's sites only call it."""
+        server, loop = super().server, asyncio.get_running_loop()
+        if server is None:
+            return None
+
+        def protocol() -> asyncio.Protocol:
+            if len(self._guards) >= MOST_CONNECTIONS + RESERVED_CONNECTIONS:
+                return _Full()
+            return self._guards.guard(GuardedProtocol(server, loop=loop, **self._options))
+
+        return protocol
+
+
+def _no_room() -> Refused:
+    message = f"{MOST_CONNECTIONS} connections are open, and more are not taken"
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, with_retry_after(message, _RETRY_S))
+
+
+class _Full(asyncio.Protocol):
+    """A connection too many. It is told so, and ends when its client has read that, or soon.
+
+    What the client sends meanwhile is read and dropped. If it met a closed connection, some clients would get an error
+    of the connection instead of the answer.
+    """
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As in `asyncio.Protocol`."""
+        sent = cast(asyncio.WriteTransport, transport)
+        sent.write(last_answer("", _no_room()))
+        sent.write_eof()
+        asyncio.get_running_loop().call_later(_READING_S, sent.abort)
+
+
+class GuardedProtocol(web.RequestHandler):
+    """The library's protocol. What is no HTTP gets an error that neither quotes it nor names the library.
+
+    Attributes:
+        has_parsed: called soon after the library has parsed some bytes.
+    """
+
+    has_parsed: Callable[[], object] | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # The parser still counts a request whose body ended after its turn had begun. It would stop one request before
+        # this queue is full, while the socket is read on, and nothing would parse what it holds back.
+        self._max_msg_queue_size -= 1
+
+    def data_received(self, data: bytes) -> None:
+        """As in the library. It also calls this itself with what it has held back, so the guard does not see it."""
+        super().data_received(data)
+        if self.has_parsed is not None:
+            self._loop.call_soon(self.has_parsed)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = HTTPStatus.INTERNAL_SERVER_ERROR,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """As in the library. It logs no request that is no HTTP: anybody can send them, with whatever secrets."""
+        if isinstance(exc, HttpProcessingError):
+            return _LastAnswer(Refused(status, "the request is no valid HTTP"))
+        super().handle_error(request, status, exc, message)
+        return _LastAnswer(Refused(status, "the relay has failed; its log has more"))
+
+
+class _LastAnswer(web.StreamResponse):
+    """An error on a connection that ends with it."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(status=refused.status)
+        self.force_close()
+        self._refused = refused
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """As in the library, but without its own headers."""
+        await request.writer.write(last_answer(request.path, self._refused))
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Nothing follows."""

@@ -1,4 +1,4 @@
-"""The checks of `ampd doctor`, and the report of what they find."""
+"""`ampd doctor`: whether this machine can run a graph, and how well."""
 
 from __future__ import annotations
 
@@ -12,21 +12,33 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
-from ampd.cli.serve.checks import WATCHES_PER_PROCESS, check_engine, check_watches, used_watches, watch_limit
-from ampd.cli.serve.devices import FoundGpu, default_perf
-from ampd.cli.serve.settings import EMBEDDED, TINY, EngineName
+from pydantic import Field
+
+from ampd.cli.serve.devices import FoundGpu, default_perf, found_gpus
+from ampd.cli.serve.settings import (
+    EMBEDDED,
+    TINY,
+    WATCHES_PER_PROCESS,
+    EngineName,
+    check_engine,
+    check_watches,
+    used_watches,
+    watch_limit,
+)
 from ampd.errors import UserError, one_line_of, without_credentials
 from ampd.model_folder import check_model_folder
-from ampd.perf.presets import load_performance_model
+from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.roofline import MEMORY_SHARE
+from ampd.settings import GraphSettings, Settings, parse_settings
 from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import RedisConnection, without_secrets
@@ -35,8 +47,7 @@ from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Parallelism
 from workers.engines.sglang_settings import check_degree
-from workers.kv.geometry import TRIED_DEGREES
-from workers.kv.store_memory import MINIMUM_BYTES, available_bytes, default_size_bytes
+from workers.kv.shared import MINIMUM_BYTES, TRIED_DEGREES, available_bytes, default_size_bytes
 
 # -- what a check finds, and the report of all findings: a table for people, or one JSON object
 
@@ -426,3 +437,77 @@ def judge_state(reading: StateReading) -> Finding:
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+
+
+# -- The body of `ampd doctor`: makes the checks in order, and prints the report
+
+
+class DoctorSettings(Settings):
+    """Report whether this machine can run a graph: ok, warning or wrong, with a fix for each check."""
+
+    known_names: ClassVar = {"perf": profile_names}
+
+    engine: EngineName = Field(EngineName.SGLANG, description="Engine of the workers.")
+    model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`.")
+    tp: int = Field(1, ge=1, description="GPUs per worker (tensor parallelism).")
+    perf: str | None = Field(None, description="Performance model of the graph; default: as `ampd serve` takes it.")
+    namespace: str = Field(
+        GraphSettings.model_fields["namespace"].default,
+        validation_alias="dyn_namespace",
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        description="Dynamo namespace of the graph, with which the key begins that tries the shared state.",
+    )
+    state_url: str = Field(
+        EMBEDDED,
+        description="Shared state to check; `embedded` checks the Redis that `ampd serve` would start.",
+    )
+    as_json: bool = Field(False, validation_alias="json", description="Print one JSON object on stdout.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Make all checks; 0 if nothing is wrong, else 1.
+
+    Raises:
+        UserError: a wrong flag, or a performance model that cannot be read.
+    """
+    settings = parse_settings(DoctorSettings, argv, "ampd doctor")
+    if settings.perf:
+        load_performance_model(settings.perf)
+    findings = list(_examined(settings))
+    print(to_json(findings) if settings.as_json else table(findings, shutil.get_terminal_size((120, 24)).columns))
+    return 1 if worst(findings) is Verdict.WRONG else 0
+
+
+def _examined(settings: DoctorSettings) -> Iterator[Finding]:
+    """The finding of every check. Only engines that compute need a device, its compiler, shared memory and weights."""
+    computes = settings.engine is EngineName.SGLANG
+    yield made("software", partial(check_software, settings.engine))
+    gpus: list[FoundGpu] = []
+    if computes:
+        yield made("GPUs", lambda: _check_gpus(gpus, settings.tp))
+        if gpus:
+            yield made("compiler", check_compiler)
+        yield made("memory", check_memory)
+        yield made("/dev/shm", check_shared_memory)
+        yield made("locked memory", check_locked_memory)
+    yield made("inotify", check_inotify)
+    yield made("Redis", lambda: judge_state(read_state(settings.state_url, settings.namespace)))
+    model = made("model", lambda: _check_model(settings, gpus, computes=computes))
+    yield model
+    if model.verdict is Verdict.WRONG:
+        yield Finding("performance model", Verdict.SKIPPED, "the model cannot be served")
+    else:
+        yield made("performance model", partial(check_performance_model, settings.perf, settings.model, settings.tp))
+
+
+def _check_gpus(gpus: list[FoundGpu], tp: int) -> Finding:
+    """As `check_gpus`; `gpus` gets those that are found, for the checks after it."""
+    gpus += found_gpus()
+    return check_gpus(gpus, tp)
+
+
+def _check_model(settings: DoctorSettings, gpus: Sequence[FoundGpu], *, computes: bool) -> Finding:
+    reading = read_model(settings.model, settings.tp)
+    if computes:
+        return judge_model(reading, settings.tp, gpus, available_bytes())
+    return Finding("model", Verdict.OK, f"{reading.folder}: {reading.architecture}; nothing is computed")

@@ -5,17 +5,21 @@ Only values that miss their target are coloured. An exclamation mark shows the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
+from math import log
+from typing import Any
 
 from rich.cells import set_cell_size
 from rich.console import Console, Group
 from rich.text import Text
 
-from ampd.cli.top.snapshot import Row
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import ATTAINMENT
+
+Row = Mapping[str, Any]
+"""A part of a snapshot, with the keys of docs/top.md#json. Values are None where nothing was measured."""
 
 # -- short text for numbers in narrow columns
 
@@ -311,6 +315,7 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("worker", _widest(short), 99, lambda row: short[row["worker_id"]], is_left=True),
         Column("role", 7, 98, lambda row: row["role"], is_left=True),
         Column("TP", 2, 30, lambda row: str(row["tp"])),
+        Column("times", 5, 25, _time_factor),
         Column("queue", 5, 97, lambda row: count(row["queue_prefills"])),
         wait if any(row["queue_wait_s"] is not None for row in rows) else tokens,
         Column("oldest", 6, 20, lambda row: seconds(row["oldest_wait_s"])),
@@ -324,6 +329,11 @@ def _workers(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         Column("age", 4, 40, lambda row: age(row["age_s"])),
     ]
     return table(columns, rows, width)
+
+
+def _time_factor(row: Row) -> str:
+    """The factor that is farthest from 1."""
+    return f"x{max(row['time_factors'].values(), key=lambda factor: abs(log(factor))):.2f}"
 
 
 def _used_kv(row: Row) -> str:

@@ -1,1 +1,0 @@
-"""`ampd doctor`: whether this machine can run a graph, and how well."""

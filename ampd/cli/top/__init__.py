@@ -1,1 +1,0 @@
-"""`ampd top`: a live view of a running graph, from its shared state alone."""
