@@ -155,12 +155,16 @@ class PrefillQueue:
             self._advance()
 
     def passes(self, entry: QueueEntry, left_tokens: int, *, is_last: bool) -> None:
-        """The engine has begun a pass over a COMPUTING prefill, of which `left_tokens` were left."""
+        """The engine has begun a pass over a COMPUTING prefill, of which `left_tokens` are left after it.
+
+        The last pass counts as what was left before it.
+        """
         if entry.stage is not _COMPUTING:
             return
-        self._listed = None
-        left_tokens = min(left_tokens, entry.task.context_tokens)
-        entry.task = entry.task.with_tokens(entry.task.context_tokens - left_tokens, left_tokens)
+        if left_tokens:
+            self._listed = None
+            left_tokens = min(left_tokens, entry.task.context_tokens)
+            entry.task = entry.task.with_tokens(entry.task.context_tokens - left_tokens, left_tokens)
         if is_last and not entry.is_ending:
             entry.is_ending = True
             self._advance()

@@ -124,7 +124,8 @@ class SimulatedEngine:
         is_beside = bool(self.batch)
         for request, tokens in tuple(self._prefilling.in_pass):
             if request.on_pass is not None:
-                request.on_pass(request.left_tokens, is_last=is_beside and tokens == request.left_tokens)
+                left_tokens = request.left_tokens - tokens
+                request.on_pass(left_tokens, is_last=is_beside and not left_tokens)
 
     def _chosen(self) -> NextPass:
         prefilling, now_s = self._prefilling, self._loop.now_s

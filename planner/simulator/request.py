@@ -33,7 +33,7 @@ class SimulatedRequest:
         is_handed_over: its first token came elsewhere.
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
-        on_pass: called when a pass begins, with what is left of its prefill, and whether this is its last pass, beside
+        on_pass: called when a pass begins, with what is left of its prefill after it, and if it is the last, beside
             a batch; None: nothing is called.
         task: what was left of its prefill when it came; None: it has no targets.
         passed_tokens: of its missing tokens, those of passes that have ended.

@@ -21,6 +21,7 @@ class EngineInfo:
         vocabulary_size: tokens that the model knows; None: unknown, and no token id is checked.
         fingerprint: of all that its KV depends on; engines read KV from each other only if it is equal.
         tokenizer: digest of what the token ids mean; "": not known.
+        attention_backend: on which the times of mixed passes depend.
     """
 
     parallelism: Parallelism
@@ -32,11 +33,12 @@ class EngineInfo:
     store_capacity_tokens: int = 0
     fingerprint: str = ""
     tokenizer: str = ""
+    attention_backend: str = ""
 
 
 OnPass = Callable[[int, bool], None]
-"""Called with the tokens of a prefill that are left when a pass over it begins, and whether it is its last pass, beside
-a step of the batch."""
+"""Called when a pass over a prefill begins, with the tokens that are left of it after the pass, and whether it is its
+last pass, beside a decode batch."""
 
 
 @dataclass(frozen=True, slots=True)

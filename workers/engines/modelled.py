@@ -152,6 +152,7 @@ class ModelledEngine:
             vocabulary_size=facts.vocabulary_size,
             fingerprint=fingerprint,
             tokenizer=facts.tokenizer,
+            attention_backend="modelled",
         )
         self._model = model
         self._source = TokenSource(facts, eos_every)
@@ -481,4 +482,5 @@ def _tell(parts: list[tuple[ActiveRequest, int]], *, is_beside: bool) -> None:
     loop = asyncio.get_running_loop()
     for active, tokens in parts:
         if (on_pass := active.request.on_pass) is not None:
-            loop.call_soon(on_pass, active.left_tokens, is_beside and tokens == active.left_tokens)
+            left_tokens = active.left_tokens - tokens
+            loop.call_soon(on_pass, left_tokens, is_beside and not left_tokens)

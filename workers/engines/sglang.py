@@ -30,7 +30,7 @@ from workers.engines.base import (
     OnPass,
     output_room,
 )
-from workers.engines.sglang_passes import pass_params
+from workers.engines.sglang_passes import attention_backend, pass_params
 from workers.engines.sglang_processes import SglangProcesses
 from workers.engines.sglang_settings import (
     ENGINE_ENVIRONMENT,
@@ -265,6 +265,7 @@ class SglangEngine:
             vocabulary_size=int(sglang.manager.model_config.vocab_size),
             fingerprint=geometry.fingerprint,
             tokenizer=tokenizer_digest(self._settings.model),
+            attention_backend=attention_backend(sglang.manager.server_args),
         )
 
     # -- requests

@@ -196,9 +196,7 @@ class SchedulerPasses:
     def _sizes(self) -> PassSizes:
         names, parallelism = self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size)
         slicing, role = UnfailingSlicing(SLICING.create_named(names["slicing"])), Role(names["role"])
-        arguments = self._scheduler.server_args
-        backend = arguments.prefill_attention_backend or arguments.attention_backend
-        model = load_performance_model(names["perf"], backend)
+        model = load_performance_model(names["perf"], attention_backend(self._scheduler.server_args))
         return PassSizes(slicing, model, parallelism, self._grain_tokens(), lambda: role)
 
     def _grain_tokens(self) -> int:
@@ -213,6 +211,13 @@ class SchedulerPasses:
 
 
 _SGLANG_OWN = Chunk(_OWN, is_mixed=True)
+
+
+def attention_backend(server_args: Any) -> str:
+    """SGLang's backend for prefills, which computes mixed passes too."""
+    from sglang.srt.arg_groups.overrides import attention_backends_of, resolved_view
+
+    return str(attention_backends_of(resolved_view(server_args))[0])
 
 
 # -- what they decide, for any objects with the fields of SGLang's requests and batches
@@ -366,7 +371,11 @@ def begun_passes(batch: Any, chunked: Any, *, is_beside: bool) -> list[tuple[str
         return []
     decoding = {id(request) for request in batch.decoding_reqs or ()}
     return [
-        (request.rid, _context_tokens(request) - request.prefix_len, is_beside and request is not chunked)
+        (
+            request.rid,
+            _context_tokens(request) - request.extend_end if request is chunked else 0,
+            is_beside and request is not chunked,
+        )
         for request in batch.reqs
         if (is_beside or request is chunked) and id(request) not in decoding and known(request).tells
     ]

@@ -445,8 +445,8 @@ class Loaded(Struct, tag=True, frozen=True):
 class Passes(Struct, tag=True, frozen=True):
     """The engine has begun a pass over these prefills.
 
-    `parts`: of each, its request, the tokens that were left of it, and whether this is its last pass, beside a step of
-    the batch.
+    `parts`: of each, its request, the tokens that are left of it after the pass, and whether this is its last pass,
+    beside a decode batch.
     """
 
     parts: list[tuple[str, int, bool]]

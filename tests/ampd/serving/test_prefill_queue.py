@@ -167,9 +167,9 @@ def test_the_next_prefill_is_picked_when_the_last_pass_of_the_first_begins() -> 
     bench.enter("first", "second", "third")
     bench.queue.passes(bench.entries["first"], 90, is_last=False)
     assert bench.at(Stage.COMPUTING) == ["first"]
-    bench.queue.passes(bench.entries["first"], 40, is_last=True)
+    bench.queue.passes(bench.entries["first"], 0, is_last=True)
     assert bench.at(Stage.COMPUTING) == ["first", "second"]
-    bench.queue.passes(bench.entries["first"], 40, is_last=True)
+    bench.queue.passes(bench.entries["first"], 0, is_last=True)
     assert bench.at(Stage.COMPUTING) == ["first", "second"], "once is enough"
     bench.leave("first")
     assert bench.at(Stage.WAITING) == ["third"], "its slot was free before"
@@ -179,11 +179,11 @@ def test_a_pass_of_several_is_ending_with_its_last_member() -> None:
     bench = Bench(Scripted(Run(0), together(2), Run(0)))
     bench.enter("first", "a", "b", "next")
     bench.leave("first")
-    bench.queue.passes(bench.entries["a"], 10, is_last=True)
+    bench.queue.passes(bench.entries["a"], 0, is_last=True)
     assert bench.at(Stage.WAITING) == ["next"]
     bench.leave("a")
     assert bench.at(Stage.WAITING) == ["next"], "b is not ending"
-    bench.queue.passes(bench.entries["b"], 10, is_last=True)
+    bench.queue.passes(bench.entries["b"], 0, is_last=True)
     assert bench.at(Stage.COMPUTING) == ["b", "next"]
 
 
@@ -197,8 +197,10 @@ def test_the_queue_knows_what_is_left_by_the_engines_count() -> None:
     assert bench.queue.tasks()[0].incr_tokens == 30
     bench.queue.passes(first, context_tokens + 1, is_last=False)
     assert (first.task.hist_tokens, first.task.incr_tokens) == (0, context_tokens), "its output is a part of its prompt"
-    bench.queue.passes(second, 1, is_last=True)
+    bench.queue.passes(second, 1, is_last=False)
     assert second.task.incr_tokens > 1, "it computes nothing"
+    bench.queue.passes(first, 0, is_last=True)
+    assert first.task.incr_tokens == context_tokens, "the last pass counts as what was left"
 
 
 # -- all at once, by dice

@@ -15,6 +15,7 @@ from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.harness.told_slices import FAILS, ToldSlices, told
+from workers.engines import sglang_passes
 from workers.engines.base import EngineRequest
 from workers.engines.sglang_passes import (
     Chunk,
@@ -36,6 +37,7 @@ NOW_S = 100.0
 
 @pytest.fixture(autouse=True)
 def _told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sglang_passes, "attention_backend", lambda server_args: server_args)
     SLICING.names()
     monkeypatch.setitem(SLICING._policies, "told", ToldSlices)
 
@@ -203,12 +205,13 @@ def test_running_rounds_have_their_tokens_and_times() -> None:
 def test_the_worker_is_told_what_is_left_of_prefills_in_passes_beside_the_batch() -> None:
     done, row = request(10, task=task(), tells=True, rid="done"), request(10, 1, task(), tells=True)
     begun = request(700, task=task(), tells=True, prefix=320, rid="begun")
+    begun.extend_end = 384
     quiet = request(10, task=task())
     batch = SimpleNamespace(reqs=[done, begun, quiet, row], decoding_reqs=[row])
-    assert begun_passes(batch, begun, is_beside=True) == [("done", 10, True), ("begun", 380, False)]
-    assert begun_passes(SimpleNamespace(reqs=[done], decoding_reqs=None), None, is_beside=True) == [("done", 10, True)]
+    assert begun_passes(batch, begun, is_beside=True) == [("done", 0, True), ("begun", 316, False)]
+    assert begun_passes(SimpleNamespace(reqs=[done], decoding_reqs=None), None, is_beside=True) == [("done", 0, True)]
     assert begun_passes(SimpleNamespace(reqs=[done, begun], decoding_reqs=None), begun, is_beside=False) == [
-        ("begun", 380, False)
+        ("begun", 316, False)
     ], "without a batch the end of a pass tells as much"
     assert begun_passes(None, None, is_beside=True) == []
 
@@ -221,7 +224,7 @@ def test_the_worker_is_told_of_the_last_pass_and_the_scheduler_notes_a_pause() -
         sized_prefill(lambda *_, made=batch: SimpleNamespace(batch_to_run=made), scheduler, SimpleNamespace(reqs=[1]))
         assert scheduler.ampd_passes.has_paused is has_paused
     sized_prefill(lambda *_: SimpleNamespace(batch_to_run=None), scheduler, SimpleNamespace(reqs=[STREAM]))
-    assert scheduler.told == [("done", 10, True)] * 2
+    assert scheduler.told == [("done", 0, True)] * 2
     assert not scheduler.ampd_passes.has_paused
 
 
@@ -239,9 +242,7 @@ class Scheduler:
         default_factory=lambda: {"slicing": "told", "perf": "qwen3-32b-h20", "role": "decode"}
     )
     told: list[tuple[str, int, bool]] = field(default_factory=list)
-    server_args: Any = field(
-        default_factory=lambda: SimpleNamespace(prefill_attention_backend=None, attention_backend="calculated")
-    )
+    server_args: str = "calculated"
     ampd_passes: Any = None
 
     def __post_init__(self) -> None:

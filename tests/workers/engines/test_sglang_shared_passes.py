@@ -242,8 +242,8 @@ async def check_sizes(sharing: Sharing) -> None:
     passes = sharing.passes()
     begin = passes.index((64, 1))
     assert passes[begin : begin + 12] == [(64, 1)] * 10 + [(60, 1), (0, 2)]
-    left = range(len(PROMPT), 0, -64)
-    assert told_passes == [(tokens, tokens == left[-1], 0) for tokens in left], "of each pass, before its token"
+    left = [*range(len(PROMPT) - 64, 0, -64), 0]
+    assert told_passes == [(tokens, not tokens, 0) for tokens in left], "of each pass, before its token"
 
 
 async def test_the_batch_decodes_alone_as_long_as_the_policy_says(sharer: Sharing) -> None:
