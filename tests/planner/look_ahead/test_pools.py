@@ -129,7 +129,7 @@ def test_later_others_have_to_beat_what_the_present_roles_really_attained() -> N
 
 
 def test_it_stays_where_nothing_else_is_better() -> None:
-    found = POLICY.change(situation(faster(LONG_PREFILLS, 2.5), prefill=0, decode=4))
+    found = POLICY.change(situation(faster(LONG_PREFILLS, 3.0), prefill=0, decode=4))
     assert isinstance(found, Considered)
     assert list(found) == []
     assert len(found.tried) > 1

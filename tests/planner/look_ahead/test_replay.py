@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.base import PoolsSituation
 from ampd.recent_load import RecentRound
 from ampd.types import Moves, Parallelism, Role, Slo
@@ -75,9 +76,13 @@ def test_what_a_round_decoded_before_counts_in_its_itl() -> None:
 
 
 def test_a_replay_takes_the_hand_over_passes_of_the_engines() -> None:
-    """Many short outputs of long prompts: with a pass for each of them the decode worker's steps are late."""
+    """Many short outputs of long prompts: with a pass for each of them the decode worker's steps are late.
+
+    The passes are no steps, because with the engine's backend they were not measured to save anything.
+    """
     load = {f"s{n}": [RecentRound(n / 40, 0, 200, n / 40 + 0.5, 8, is_met=True)] for n in range(200)}
     asked = situation(Slo(1.0, 0.007), Role.PREFILL, Role.DECODE)
+    asked = replace(asked, model=PiecewiseModel(MODEL.profile, backend="not measured"))
     now = {view.worker_id: view.role for view in asked.workers}
     without = replace(asked, others=replace(asked.others, hand_over_pass=False))
     recorded = recorded_load(load)

@@ -36,7 +36,7 @@ def test_each_group_of_replicas_is_a_component() -> None:
             assert "--engine=sglang" in container["args"]
             assert "--model=/models/qwen3-32b" in container["args"]
             assert "--ordering=on-time" in container["args"]
-            assert "--slicing=slack(quantum=0.5)" in container["args"]
+            assert "--slicing=whole" in container["args"]
             assert component["podTemplate"]["metadata"]["labels"]["app.kubernetes.io/component"] == role
 
 
@@ -47,7 +47,7 @@ def test_the_coordinator_has_the_policies_of_the_plan() -> None:
         "--binding=least-kv",
         "--pools=static",
         "--ordering=on-time",
-        "--slicing=slack(quantum=0.5)",
+        "--slicing=whole",
         "--model=/models/qwen3-32b",
         "--model-name=qwen3-32b",
         "--dyn-tool-call-parser=hermes",
