@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import json
 import os
 import re
 import secrets
 import time
-from array import array
 from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from msgspec import msgpack
 
 from ampd.errors import UserError
 
@@ -167,7 +167,7 @@ class Verifier:
         head, mac = signature.rsplit(" ", 1)
         try:
             body = _canonical(message)
-        except (TypeError, ValueError, RecursionError):
+        except (TypeError, ValueError, OverflowError, RecursionError):
             return SignatureFault.WRONG  # not a message that a member of the graph sends
         if not any(hmac.compare_digest(mac, _mac(key, head, endpoint, self._worker_id, body)) for key in self._keys):
             return SignatureFault.WRONG
@@ -199,37 +199,8 @@ def _mac(key: bytes, head: str, endpoint: str, worker_id: str, body: bytes) -> s
 
 
 def _canonical(message: Mapping[str, Any]) -> bytes:
-    """A message as bytes, equal for equal messages. Its longest parts, token ids and page keys, are not made text."""
-    rest = dict(message)
-    packed = {name: pack(rest[name]) for name, pack in _PACKED.items() if name in rest}
-    parts = {name: data for name, data in packed.items() if data is not None}
-    for name, data in parts.items():
-        rest[name] = [len(message[name]), len(data)]
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), default=_bytes_as_hex).encode()
-    return b"\n".join([text, *parts.values()])
-
-
-def _packed_tokens(token_ids: Any) -> bytes | None:
-    try:
-        return array("I", token_ids).tobytes() if isinstance(token_ids, list) else None
-    except (TypeError, OverflowError):
-        return None
-
-
-def _packed_keys(keys: Any) -> bytes | None:
-    """Page keys one after the other; None if they differ in length, because then the result would be ambiguous."""
-    if not isinstance(keys, list) or not all(isinstance(key, bytes) for key in keys):
-        return None
-    return b"".join(keys) if len({len(key) for key in keys}) <= 1 else None
-
-
-_PACKED: Mapping[str, Callable[[Any], bytes | None]] = {"token_ids": _packed_tokens, "keys": _packed_keys}
-
-
-def _bytes_as_hex(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    raise TypeError(f"a message cannot hold {type(value).__name__}")
+    """A message as bytes, equal for equal messages."""
+    return msgpack.encode(message, order="deterministic")
 
 
 async def call_worker(

@@ -123,6 +123,14 @@ class Parallelism:
     factors: Factors = field(default=_NO_FACTORS, compare=False)
 
 
+def usable_tokens(held_tokens: int, prompt_tokens: int) -> int:
+    """How much of the KV that is held of a prompt a prefill uses.
+
+    At least one token is always computed, because its logits give the first output token.
+    """
+    return min(held_tokens, prompt_tokens - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillTask:
     """One round's prefill, as the policies see it.
@@ -362,7 +370,6 @@ class CoordinatorView:
         is_leading: it assigns the workers' roles (with static pools no coordinator does).
         is_state_heard: it is connected to the shared state; otherwise it decides by its last view.
         state_losses: times that it lost the shared state since it started.
-        considered: the roles that its pools policy considered last, in words; "": none.
         context_tokens: with which it has registered the model at the frontends; 0: it has not, or without a limit.
         window: the rounds that ended there in the last minute.
     """
@@ -376,6 +383,5 @@ class CoordinatorView:
     is_leading: bool = False
     is_state_heard: bool = True
     state_losses: Count = 0
-    considered: Text = ""
     context_tokens: Count = 0
     window: ServedWindow = field(default_factory=ServedWindow)

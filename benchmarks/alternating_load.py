@@ -1,9 +1,9 @@
-"""Roles under a load that changes its kind every minute: static, predictive and look-ahead, in the simulator.
+"""Roles under a load that changes its kind every minute: static and predictive ones, in the simulator.
 
 Two kinds of agents take turns, each for a minute: one reads much and writes little, the other reads little and writes
 much. Roles that follow the load are always a little late here, so this is the load that punishes changes most.
 
-    python -m benchmarks.alternating_load [--seeds 3] [--minutes 8] [--rates 2.5,6] [--turn 60] [--answer 0]
+    python -m benchmarks.alternating_load [--seeds 3] [--minutes 8] [--rates 2.5,6] [--turn 60]
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, Slo
 from planner.parallel import in_parallel
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from workloads.trace import Round, Session
 
@@ -33,10 +32,8 @@ LAYOUTS = (
     "static 3+1",
     "static co-located",
     "predictive",
-    "look-ahead",
     "static 2+2, moves",
     "predictive, moves",
-    "look-ahead, moves",
 )
 """What `--layouts` may name. With `moves`, any session may move; else as `defaults.MOVES` says."""
 
@@ -80,9 +77,7 @@ def alternating(rates: tuple[float, float], turns: int, turn_s: float, seed: int
     return sessions
 
 
-def attained(
-    sessions_of: Callable[[int], list[Session]], slo: Slo, answer_s: float, case: tuple[str, int]
-) -> tuple[float, float, int]:
+def attained(sessions_of: Callable[[int], list[Session]], slo: Slo, case: tuple[str, int]) -> tuple[float, float, int]:
     """(share of the rounds, share of the sessions, changes of roles) of one layout and seed."""
     layout, seed = case
     model = analytic_model("qwen3-32b", "h20")
@@ -100,7 +95,7 @@ def attained(
         create_named("slicing", defaults.SLICING),
         create_named("pools", pools.split()[0]),
     )
-    options = SimulationOptions(seed=seed, moves="any" if moves else defaults.MOVES, pools_answer_s=answer_s)
+    options = SimulationOptions(seed=seed, moves="any" if moves else defaults.MOVES)
     done = simulate(sessions_of(seed), cluster, model, policies, slo, options)
     shares = done.attainment(slo)
     return shares.rounds, shares.sessions, done.role_flips
@@ -112,12 +107,11 @@ def table(
     seeds: int,
     jobs: int | None,
     layouts: Sequence[str] = LAYOUTS,
-    answer_s: float = 0.0,
 ) -> str:
     """Means over the seeds, and the lowest difference of a seed to static 2+2, where all others but three start."""
     layouts = list(dict.fromkeys([START, *layouts]))
     cases = [(layout, seed) for layout in layouts for seed in range(seeds)]
-    results = in_parallel(partial(attained, sessions_of, slo, answer_s), cases, "simulating", jobs)
+    results = in_parallel(partial(attained, sessions_of, slo), cases, "simulating", jobs)
     by_layout = {layout: results[at * seeds : (at + 1) * seeds] for at, layout in enumerate(layouts)}
     start = by_layout[START]
     lines = [
@@ -142,7 +136,6 @@ def main() -> None:
     parser.add_argument("--turn", type=float, default=60.0, help="seconds until the kind changes")
     parser.add_argument("--rates", default="2.5,6", help="sessions per second of readers and of writers")
     parser.add_argument("--ttft", type=float, default=1.5, help="TTFT target in seconds")
-    parser.add_argument("--answer", type=float, default=0.0, help="seconds that look-ahead takes to answer")
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--layouts", default=";".join(LAYOUTS), help="some of: " + "; ".join(LAYOUTS))
     options = parser.parse_args()
@@ -153,7 +146,7 @@ def main() -> None:
     slo = Slo(options.ttft, _ITL_S)
     turns = round(60 * options.minutes / options.turn)
     sessions_of = partial(alternating, (readers, writers), turns, options.turn)
-    print(table(sessions_of, slo, options.seeds, options.jobs, layouts, options.answer))
+    print(table(sessions_of, slo, options.seeds, options.jobs, layouts))
 
 
 if __name__ == "__main__":

@@ -30,8 +30,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from tools.demo import ampd_command, running_graph
 from workloads.trace import Round, Session, load_trace, retime, write_trace
@@ -66,7 +65,7 @@ def main() -> int:
         trace = folder / "trace.jsonl"
         write_trace(sessions, trace)
         serve = ["--engine", options.engine, "--port", "0", "--perf", str(perf), "--routing", options.routing]
-        serve += ["--prefill", str(options.prefill), "--decode", str(options.decode)]
+        serve += ["--prefill", str(options.prefill), "--decode", str(options.decode), "--pools", "static"]
         serve += ["--ordering", "ampd", "--slicing", "whole", "--ttft", str(options.ttft), "--itl", str(options.itl)]
         with running_graph(serve, _say) as url:
             _replay(url, _write(calibration_sessions(4), folder), folder, options)  # warms everything up

@@ -33,7 +33,7 @@ import numpy as np
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.workers.kv.store.store_lab import forget_all
 from workers.kv.engine_store import EngineStore

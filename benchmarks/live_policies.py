@@ -48,10 +48,9 @@ from benchmarks.fidelity import (
 )
 from benchmarks.metrics_agreement import scrape
 from benchmarks.policies.contest import Contestant
-from benchmarks.policies.contestants import COLOCATED_OURS, OURS, OURS_AHEAD, OURS_STATIC
+from benchmarks.policies.contestants import COLOCATED_OURS, OURS, OURS_STATIC
 from benchmarks.switched import switch, switched_environment, switched_flags
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from tools.demo import ampd_command, running_graph
 from workloads.trace import Session, load_trace, retime, write_trace
@@ -61,7 +60,6 @@ CONTESTANTS = {
     for each in (
         OURS_STATIC,
         OURS,
-        OURS_AHEAD,
         COLOCATED_OURS,
         Contestant("ampd", "ampd", "ampd"),
         Contestant("always-remote", "always-remote"),
@@ -259,8 +257,7 @@ class Bench:
                 switch(file, _policies(_CALIBRATING), own_prefill, self.slo)
                 time.sleep(WINDOW_S + 1.0)
                 _await_roles(logs, own_prefill)
-                with_pass = options.engine == "sglang"
-                switch(file, _policies(contestant), own_prefill, self.slo, hand_over_pass=with_pass)
+                switch(file, _policies(contestant), own_prefill, self.slo)
                 before = scrape(logs).total(names.ROLE_ASSIGNMENTS)
                 result = self._replay(url, trace)
                 return result | {"role_changes": scrape(logs).total(names.ROLE_ASSIGNMENTS) - before}
@@ -284,8 +281,7 @@ class Bench:
         play(_CALIBRATING, file)
         write_trace(calibration_sessions(options.calibration), file)
         lone = play(_CALIBRATING, file)
-        with_pass = options.engine == "sglang"
-        self.overheads[layout] = lone_overheads(lone["records"], self.model, with_pass, self._theta)
+        self.overheads[layout] = lone_overheads(lone["records"], self.model, options.engine == "sglang", self._theta)
         if self.slo == _LOOSE:
             ttfts_s = [each["ttft_s"] for each in lone["records"]]
             self.slo = Slo(2.0 * statistics.quantiles(ttfts_s, n=10)[-1], 2.0 * lone["itl_s"]["mean"])

@@ -1,6 +1,6 @@
 """A worker that is lost under load, with each way to choose roles: what rounds attain before, soon after and later.
 
-    python -m benchmarks.lost_worker [--lose decode] [--after 40] [--runs 2] [--pools static,look-ahead] [--json]
+    python -m benchmarks.lost_worker [--lose decode] [--after 40] [--runs 2] [--pools static,predictive] [--json]
 
 Each run starts a graph of modelled engines and replays the same sessions. After a while one worker of the role is
 killed and does not come back. `soon` are the rounds that are sent within 15 s of the loss, `later` those after that.
@@ -41,7 +41,7 @@ from workloads.trace import load_trace, retime, write_trace
 
 SOON_S = 15.0
 SPANS = ("before", "soon", "later")
-_POOLS = ("static", "predictive", "look-ahead")
+_POOLS = ("static", "predictive")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=1.2, help="Poisson sessions per second")
     parser.add_argument("--sessions", type=int, default=100)
     parser.add_argument("--workers", default="2+2", help="prefill + decode workers at the start")
-    parser.add_argument("--pools", default="static,look-ahead", help=f"ways to choose roles, of {', '.join(_POOLS)}")
+    parser.add_argument("--pools", default="static,predictive", help=f"ways to choose roles, of {', '.join(_POOLS)}")
     parser.add_argument("--json", action="store_true", help="print one object")
     given = parser.parse_args(argv)
     prefill, decode = map(int, given.workers.split("+"))

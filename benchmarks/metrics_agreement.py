@@ -200,7 +200,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--itl", type=float, default=0.05, help="ITL target in seconds")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(argv)
-    serve = ["--engine", options.engine, "--prefill", str(options.prefill), "--decode", str(options.decode)]
+    serve = [
+        "--engine",
+        options.engine,
+        "--prefill",
+        str(options.prefill),
+        "--decode",
+        str(options.decode),
+        "--pools",
+        "static",
+    ]
     sessions = retime(load_trace(options.trace), options.rate, 0, options.sessions)
     with tempfile.TemporaryDirectory(prefix="ampd-agreement-") as name:
         client, scraped = replayed(Path(name), serve, sessions, Slo(options.ttft, options.itl))

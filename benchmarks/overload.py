@@ -50,8 +50,7 @@ from ampd.wire import OVERLOADED
 from benchmarks import plain_http
 from benchmarks.circumstances import circumstances
 from benchmarks.graph_processes import CONTAINER_OF, cpu_s, memory_bytes, memory_limits
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from tools.demo import running_graph
@@ -90,7 +89,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             for load in map(float, options.loads.split(",")):
                 print(f"{load:g}x: {simulated_goodput(str(profile), load * rate, options):.2f} rounds/s in time")
             return 0
-        flags = ["--engine", "modelled", "--port", "0", "--perf", str(profile), "--prefill", "1", "--decode", "1"]
+        flags = [
+            "--engine",
+            "modelled",
+            "--port",
+            "0",
+            "--perf",
+            str(profile),
+            "--prefill",
+            "1",
+            "--decode",
+            "1",
+            "--pools",
+            "static",
+        ]
         flags += ["--ttft", str(SLO.ttft_s), "--itl", str(SLO.itl_s), "--log-dir", name, "--state-url", redis.url]
         with running_graph(flags, _say) as url:
             loads = [float(load) for load in options.loads.split(",")]

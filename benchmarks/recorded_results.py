@@ -60,8 +60,6 @@ SIMULATIONS = {
     "arrow": f"{_CODING} {_QWEN_H20} --prefill 2xTP2 --decode 2xTP2 --rate 0.3 --limit 30 --ttft 2 --itl 0.05"
     " --seed 15 --routing arrow --ordering fcfs --pools arrow --binding arrow",
     "kv-router": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.04 --seed 20 --binding kv-router",
-    "look-ahead": f"{_TAU} {_QWEN_H20} --prefill 1xTP2 --decode 2xTP2 --rate 6 --limit 100 --ttft 0.5 --itl 0.04"
-    " --seed 21 --pools look-ahead",
     "co-located mixed passes": f"{_TAU} {_SPLIT} --rate 6 --limit 120 --ttft 0.5 --itl 0.03 --seed 22 --mode colocated"
     " --ordering fcfs --slicing dynaserve",
     "taichi": f"{_TAU} {_QWEN_H20} --mixed 2xTP2 --decode 2xTP2 --rate 6 --limit 150 --ttft 0.5 --itl 0.04 --seed 16"

@@ -28,8 +28,7 @@ from ampd.perf.presets import analytic_model
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
 from benchmarks import markdown_table
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from workloads.trace_command import Lengths, generate
 

@@ -36,8 +36,8 @@ from typing import Any
 from redis.asyncio import Redis
 
 from ampd.errors import RunError, UserError
+from ampd.keys import session_key
 from ampd.perf.presets import load_performance_model
-from ampd.session_key import session_key
 from ampd.state import codec
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import StateStore

@@ -26,8 +26,7 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, Slo
 from planner.parallel import in_parallel
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from workloads.trace import Round, Session, SharedPrefix, load_trace, retime, write_trace
 

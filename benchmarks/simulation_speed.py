@@ -44,8 +44,7 @@ from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
 from benchmarks import markdown_table
 from benchmarks.circumstances import circumstances, in_words
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies
+from planner.simulator.options import Cluster, Policies, ReplicaGroup
 from planner.simulator.simulate import simulate
 from workloads.trace import Session, load_trace, retime, shipped_traces, write_trace
 from workloads.trace_command import Lengths, generate

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from pydantic import Field
 
@@ -33,9 +32,7 @@ from ampd.policies.base import (
     SlicingSituation,
 )
 from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
-from ampd.recent_load import rounds_since
 from ampd.types import Role, RouteDecision, Slo, WorkerView
-from planner.look_ahead.pools import LookAheadPools
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,19 +42,15 @@ def switch(
     policies: Mapping[Kind, str],
     prefill: int,
     slo: Slo,
-    *,
-    hand_over_pass: bool = True,
 ) -> None:
     """Name the policies that hold from now on.
 
     Args:
         prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
-        hand_over_pass: whether the graph's engines take one, as in `OtherPolicies`.
     """
     draft = file.with_suffix(".draft")
-    content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s], "since_s": time.monotonic()}
-    content["hand_over_pass"] = hand_over_pass
+    content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s]}
     draft.write_text(json.dumps(content), encoding="utf-8")
     draft.replace(file)
 
@@ -123,15 +116,7 @@ class SwitchedSlicing(_Switched):
 
 
 class SwitchedPools(_Switched):
-    """The pools policy that the file names; an idle one brings the workers back to the roles of the start.
-
-    It is asked as `look-ahead` is: every 5 s, in a process of its own, with the recent load. Other policies are asked
-    less often than usual by this. Rounds from before the switch are left out of the load.
-    """
-
-    interval_s: ClassVar[float] = LookAheadPools.interval_s
-    load_s: ClassVar[float] = LookAheadPools.load_s
-    is_slow: ClassVar[bool] = True
+    """The pools policy that the file names; an idle one brings the workers back to the roles of the start."""
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         """Its changes, or the changes back."""
@@ -139,9 +124,7 @@ class SwitchedPools(_Switched):
         if policy.is_idle:
             return _back(situation.workers, content["prefill"])
         # The graph's own targets are from before those of the contest were known.
-        load = rounds_since(situation.load, content["since_s"])
-        others = replace(situation.others, hand_over_pass=content["hand_over_pass"])
-        return policy.change(replace(situation, slo=Slo(*content["slo"]), load=load, others=others))
+        return policy.change(replace(situation, slo=Slo(*content["slo"])))
 
 
 def _back(workers: Sequence[WorkerView], prefill: int) -> list[RoleChange]:

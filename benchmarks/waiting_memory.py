@@ -55,7 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="ampd-waiting-") as name, EmbeddedRedis() as redis:
         profile = Path(name) / "profile.json"
         profile.write_text(json.dumps(performance_model()), encoding="utf-8")
-        flags = ["--engine", "modelled", "--port", "0", "--perf", str(profile), "--prefill", "1", "--decode", "1"]
+        flags = [
+            "--engine",
+            "modelled",
+            "--port",
+            "0",
+            "--perf",
+            str(profile),
+            "--prefill",
+            "1",
+            "--decode",
+            "1",
+            "--pools",
+            "static",
+        ]
         flags += ["--routing", "always-remote", "--max-wait", "0", "--log-dir", name, "--state-url", redis.url]
         flags += ["--router-args", f"--context-length {_CONTEXT}"]
         flags += ["--worker-args", f"--max-context-tokens {_CONTEXT} --kv-capacity-tokens {4 * _CONTEXT}"]

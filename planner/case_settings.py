@@ -12,7 +12,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.gpus import GPUS
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
@@ -26,8 +26,8 @@ from ampd.policies.slicing.whole import WholeSlicing
 from ampd.settings import Settings
 from ampd.types import ATTAINMENT, GIB, Parallelism, Slo
 from planner.layout.trial import BUDGET_S
-from planner.simulator.cluster import ReplicaGroup, parse_groups
-from workloads.trace import shipped_traces
+from planner.simulator.options import ReplicaGroup, parse_groups
+from workloads.trace import Session, shipped_traces
 
 
 class Mode(StrEnum):
@@ -124,6 +124,19 @@ class PerfSource(StrEnum):
     AICONFIGURATOR = "aiconfigurator"
 
 
+class KvFormat(StrEnum):
+    """How KV is stored, as SGLang's `kv_cache_dtype` names it."""
+
+    AUTO = "auto"
+    BF16 = "bf16"
+    FP8 = "fp8_e4m3"
+
+    @property
+    def bits(self) -> int:
+        """Of a value; 0: the model's configuration says it."""
+        return {KvFormat.AUTO: 0, KvFormat.BF16: 16, KvFormat.FP8: 8}[self]
+
+
 class CaseSettings(Settings):
     """A workload on a kind of hardware."""
 
@@ -139,6 +152,12 @@ class CaseSettings(Settings):
         PerfSource.ANALYTIC, description="Where the times of --model on --gpu come from (aiconfigurator: its package)."
     )
     perf: str | None = Field(None, description=f"Performance model instead of --model and --gpu: {NAMES}.")
+    context: int | None = Field(
+        None, ge=2, description="Longest context in tokens; default: what the model's config.json or --perf says."
+    )
+    kv_cache_dtype: KvFormat = Field(
+        KvFormat.AUTO, description="Format of the KV of --model; auto: as its config.json says, else 16 bits."
+    )
     kv_capacity_tokens: int | None = Field(
         None, ge=1, description="KV memory of every replica in tokens; default: the performance model's."
     )
@@ -163,17 +182,26 @@ class CaseSettings(Settings):
         Raises:
             UserError: an unknown preset (the known ones are listed), a wrong file, or flags that exclude each other.
         """
+        model = self._performance_model()
+        if self.context is None:
+            return model
+        return PiecewiseModel(model.profile.model_copy(update={"max_context_tokens": self.context}), model.name)
+
+    def _performance_model(self) -> PiecewiseModel:
+        bits = self.kv_cache_dtype.bits
         if self.perf is not None:
-            if self.model is not None or self.gpu is not None:
-                raise UserError("--perf: a profile has its own model and GPU; leave out --model and --gpu")
+            if self.model is not None or self.gpu is not None or bits:
+                raise UserError(
+                    "--perf: a profile has its own model, GPU and KV; leave out --model, --gpu and --kv-cache-dtype"
+                )
             return load_performance_model(self.perf)
         if self.model is None or self.gpu is None:
             raise UserError("--model and --gpu are missing (or give --perf, a profile of `ampd profile`)")
         if self.perf_source is PerfSource.AICONFIGURATOR:
             from ampd.perf.fit import aiconfigurator_model
 
-            return aiconfigurator_model(self.model, self.gpu)
-        return analytic_model(self.model, self.gpu)
+            return aiconfigurator_model(self.model, self.gpu, kv_bits=bits)
+        return analytic_model(self.model, self.gpu, kv_bits=bits)
 
     def kv_capacity_of(self, model: PiecewiseModel, parallelism: Parallelism) -> int:
         """KV memory of a replica in tokens; 0: unlimited, because it is unknown."""
@@ -208,6 +236,34 @@ class CaseSettings(Settings):
             ReplicaGroup(count, theta, self.kv_capacity_of(model, theta), self.kv_store_of(model, theta))
             for count, theta in groups
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number of tokens that a context may have. `what`: the beginning of a clause that ends in the number."""
+
+    tokens: int
+    what: str
+
+    @classmethod
+    def of(cls, max_context_tokens: int, kv_tokens: int) -> Limit | None:
+        """The tighter of a model's and of a replica's limit; 0: it has none. None: neither has one."""
+        limits = [
+            cls(max_context_tokens, "the longest context of the model is"),
+            cls(kv_tokens, "the KV memory of a replica holds"),
+        ]
+        return min((limit for limit in limits if limit.tokens), key=lambda limit: limit.tokens, default=None)
+
+
+def misfits(sessions: Sequence[Session], limit: Limit | None) -> str | None:
+    """A clause about the sessions whose contexts exceed a limit, with the number and the limit; None: all fit."""
+    longest = [size for session in sessions if limit and (size := session.max_context_tokens) > limit.tokens]
+    if limit is None or not longest:
+        return None
+    return (
+        f"{len(longest)} of the trace's {len(sessions)} sessions do not fit: the longest has {max(longest)} tokens, "
+        f"{limit.what} {limit.tokens}"
+    )
 
 
 def provenance_of(model: PiecewiseModel) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from statistics import fmean
 from typing import Any
@@ -17,10 +18,10 @@ from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.expectations import disagreement
 from ampd.policies.registry import create_named
-from ampd.reports.figures import format_number, format_share
+from ampd.reports import format_number, format_share
 from ampd.settings import parse_settings
 from ampd.types import Parallelism
-from planner.case_settings import PlanSettings, provenance_of
+from planner.case_settings import Limit, PlanSettings, misfits, provenance_of
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.explain import (
     Slack,
@@ -86,7 +87,10 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
     """The case to plan, and the unusable degrees with the reasons."""
     sessions = load_trace(settings.trace, settings.limit)
     wanted = parse_degrees(settings.degrees)
+    limit = Limit.of(model.profile.max_context_tokens or 0, 0)
+    _require_fitting(settings, sessions, limit)
     longest = max(session.max_context_tokens for session in sessions)
+    longest = min(longest, limit.tokens) if limit else longest
     capacities = _capacities(settings, model, wanted)
     fitting = _fitting(settings, capacities, longest)
     case = PlanCase(
@@ -111,6 +115,34 @@ def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict
         elif degree not in known and degree <= settings.gpus:
             left_out[degree] = "the weights do not fit, or the performance model has no times for it"
     return case, left_out
+
+
+def _require_fitting(settings: PlanSettings, sessions: Sequence[Session], limit: Limit | None) -> None:
+    """Name the sessions that do not fit. A plan has no answer if their rounds alone miss the attainment.
+
+    Raises:
+        UserError: it has none.
+    """
+    line = misfits(sessions, limit)
+    if limit is None or line is None:
+        return
+    rounds = sum(len(session.rounds) for session in sessions)
+    share = sum(map(partial(_served, limit.tokens), sessions)) / rounds
+    if share < settings.attainment:
+        raise UserError(
+            f"{settings.trace}: no layout reaches {settings.attainment:.0%} of the rounds, because {line}; that leaves "
+            f"{share:.1%} of the rounds (give --context or another model)"
+        )
+    print(f"{PROG}: {line} (give --context or another model)", file=sys.stderr)
+
+
+def _served(limit_tokens: int, session: Session) -> int:
+    """Rounds before the first one that is too long, which ends its session."""
+    sizes = [
+        history + increment + item.output_tokens
+        for (history, increment), item in zip(session.prompts_tokens(), session.rounds, strict=True)
+    ]
+    return next((index for index, size in enumerate(sizes) if size > limit_tokens), len(sizes))
 
 
 def _capacities(settings: PlanSettings, model: PiecewiseModel, wanted: Sequence[int]) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ampd.reports.figures import format_ms, format_number, format_share
+from ampd.reports import format_ms, format_number, format_share
 from ampd.reports.page import (
     FULL_CARD_WIDTH,
     HALF_CARD,

@@ -20,13 +20,12 @@ from ampd.policies import defaults
 from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
-from ampd.reports.figures import format_share
+from ampd.reports import format_share
 from ampd.settings import has_usual_size, parse_settings
 from ampd.types import Moves, Slo
-from planner.case_settings import CaseSettings, Combination, Mode, papers_note, provenance_of
+from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
 from planner.parallel import in_parallel
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
@@ -122,7 +121,7 @@ def run(argv: Sequence[str]) -> int:
     check_writable(settings.report, settings.timeline)
     scene, combinations = _scene(settings), _combinations(settings)
     _require_prefill(scene.cluster, combinations)
-    _warn(combinations)
+    _warn(scene, combinations)
     keeps = settings.report is not None or settings.timeline is not None
     scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
@@ -147,8 +146,13 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _warn(combinations: Sequence[Combination]) -> None:
-    """Name the routings that predict their ordering wrongly, each pair once."""
+def _warn(scene: Scene, combinations: Sequence[Combination]) -> None:
+    """Name the routings that predict their ordering wrongly, each pair once, and the sessions that do not fit."""
+    cluster = scene.cluster
+    capacities = [group.kv_capacity_tokens for group in (*cluster.decode, *cluster.mixed)]
+    limit = Limit.of(cluster.max_context_tokens, max(capacities) if all(capacities) else 0)
+    if line := misfits(scene.sessions, limit):
+        print(f"{PROG}: {line} (give --context, another model, or more GPUs per replica)", file=sys.stderr)
     pairs = dict.fromkeys((combination.routing, combination.ordering) for combination in combinations)
     for warning in filter(None, (disagreement(*pair) for pair in pairs)):
         print(f"{PROG}: {warning}", file=sys.stderr)

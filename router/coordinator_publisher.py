@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 
 from ampd.background_tasks import SupervisedTask
-from ampd.state.overlay import heartbeat_s
+from ampd.state.known_worker import heartbeat_s
 from ampd.state.redis_store import StateStore
 from ampd.state.store import StateUnavailableError
 from ampd.types import CoordinatorView
@@ -57,7 +57,6 @@ class CoordinatorViewReader:
             is_leading=pools is not None and pools.is_leading,
             is_state_heard=coordinator.view.connected,
             state_losses=coordinator.view.counters.losses,
-            considered="" if pools is None else pools.considered.last,
             context_tokens=self._context_tokens(),
             window=self._window.read(),
         )

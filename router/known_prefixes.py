@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
 
-from ampd.page_keys import TOKEN_BYTES
+from ampd.keys import TOKEN_BYTES
 from ampd.serving.shared_prefixes import prefix_key
 
 _MOST_KNOWN = 4096

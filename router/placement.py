@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 from uuid import uuid4
 
 from ampd.errors import UserError
@@ -69,7 +71,11 @@ class Placement:
 
 
 class Placer:
-    """Binds sessions and routes rounds, from the local view and with one write per round."""
+    """Binds sessions and routes rounds, from the local view and with one write per round.
+
+    Args:
+        spawn: runs a write in the background.
+    """
 
     def __init__(
         self,
@@ -79,6 +85,7 @@ class Placer:
         limits: SessionLimits,
         suspect_s: float,
         gate: AdmissionGate,
+        spawn: Callable[[Coroutine[Any, Any, object]], None],
         moves: SessionMoves | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,6 +97,7 @@ class Placer:
         self._limits = limits
         self._suspect_s = suspect_s
         self._gate = gate
+        self._spawn = spawn
         self.moves = moves or SessionMoves(view, "never")
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
@@ -137,6 +145,10 @@ class Placer:
             if move_reason:
                 plan = await self._moved(unplaced, plan, move_reason)
             was_alone = not self._store_answers()
+            if known is not None and not was_alone and _stays(unplaced, known, plan):
+                self._view.apply(TaskQueued(plan.decision.worker_id, plan.task))
+                self._spawn(self._write_behind(unplaced, known, plan))
+                return self._placed(Placement(known, plan, True))
             outcome = await self._write(unplaced, known, plan)
             if outcome is None:
                 if known is None and not was_alone and not self._store_answers():
@@ -146,6 +158,7 @@ class Placer:
                 alone = known or Binding(unplaced.session_id, decode.worker_id, 0)
                 return self._placed(Placement(alone, plan, False, _is_new(unplaced, known, decode)))
             if outcome.accepted:
+                self._view.apply(TaskQueued(plan.decision.worker_id, plan.task))
                 is_new = _is_new(unplaced, known, decode)
                 return self._placed(Placement(outcome.binding, plan, True, is_new))
             if known is not None:
@@ -318,9 +331,14 @@ class Placer:
         if self._is_alone:
             self._is_alone = False
             log.warning("shared state answers again: bindings are shared with the other coordinators")
-        if outcome.accepted:
-            self._view.apply(TaskQueued(decision.worker_id, task))
         return outcome
+
+    async def _write_behind(self, unplaced: UnplacedRound, known: Binding, plan: Plan) -> None:
+        """Write what does not wait for its write."""
+        with suppress(RoundRefusedError):
+            outcome = await self._write(unplaced, known, plan)
+            if outcome is not None and not outcome.accepted:
+                unplaced.rebound(outcome.binding)
 
     def _store_answers(self) -> bool:
         """False after a failure until a heartbeat is answered, because otherwise rounds would wait for the timeout."""
@@ -331,6 +349,21 @@ class Placer:
         if not self._is_alone:
             self._is_alone = True
             log.warning("%s; going on with the last view, new sessions are bound by their name's hash", error)
+
+
+def _stays(unplaced: UnplacedRound, known: Binding, plan: Plan) -> bool:
+    """Whether the owner of the session, which still holds its KV, prefills the round itself, as it did the last one.
+
+    It is the next to know of the round, so it need not wait until all others do. If workers died under the prompt, the
+    session's last round was not completed.
+    """
+    is_local = known.worker_id == plan.decode.worker_id == plan.decision.worker_id
+    return (
+        is_local
+        and known is unplaced.binding
+        and unplaced.is_settled
+        and plan.decode.held_tokens.get(unplaced.session_id, 0) > 0
+    )
 
 
 def _is_new(unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ampd.perf.model import PerformanceModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
-from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
+from ampd.policies.base import BindingPolicy, PoolsPolicy, RoutingPolicy
 from router.settings import CoordinatorSettings
 
 
@@ -17,15 +17,12 @@ class CoordinatorPolicies:
 
     Attributes:
         pools: changes the workers' roles while this replica leads; None: the roles never change.
-        ordering, slicing: of the workers, for a pools policy; None: the default.
     """
 
     binding: BindingPolicy
     routing: RoutingPolicy
     model: PerformanceModel
     pools: PoolsPolicy | None = None
-    ordering: OrderingPolicy | None = None
-    slicing: SlicingPolicy | None = None
 
     @classmethod
     def of(cls, settings: CoordinatorSettings) -> CoordinatorPolicies:
@@ -37,6 +34,4 @@ class CoordinatorPolicies:
         binding = registry.create_named("binding", settings.binding)
         routing = registry.create_named("routing", settings.routing)
         pools = registry.create_named("pools", settings.pools)
-        ordering = registry.create_named("ordering", settings.ordering)
-        slicing = registry.create_named("slicing", settings.slicing)
-        return cls(binding, routing, load_performance_model(settings.perf), pools, ordering, slicing)
+        return cls(binding, routing, load_performance_model(settings.perf), pools)

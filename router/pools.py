@@ -14,21 +14,15 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from ampd.background_tasks import SupervisedTask
 from ampd.errors import UserError
-from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.policies.considered import Considered
-from ampd.recent_load import RecentLoad
-from ampd.serving.roles import NO_LOAD, DueChange, RoleReview, due_changes, rest_s
+from ampd.policies.base import RoleChange
+from ampd.serving.roles import DueChange, RoleReview, due_changes
 from ampd.state.redis_store import StateStore
 from ampd.state.store import Leadership, RoleAssigned, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Role, WorkerView
-from router.considered_roles import ConsideredRoles
-from router.load_recorder import LoadRecorder
-from router.policy_process import PolicyProcess, why_outdated
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +51,6 @@ class PoolsKeeper:
 
     Attributes:
         assignments: how often a role was assigned, by role and reason.
-        considered: the sets of roles that the policy considered.
-        recorder: observes this coordinator's rounds, for a policy that reads the recent load; None: it reads none.
     """
 
     def __init__(
@@ -83,11 +75,6 @@ class PoolsKeeper:
         # Before that, workers are starting, and those that own sessions may be the last to be there.
         self._has_seen_owner = False
         self._warned: set[str] = set()
-        policy = review.policy
-        self.recorder = LoadRecorder(store, policy.load_s, clock) if policy.load_s else None
-        self._process = PolicyProcess(policy, clock) if policy.is_slow else None
-        self._next_s = -inf
-        self.considered = ConsideredRoles()
         self._task = SupervisedTask("pools", self._run)
 
     @property
@@ -95,26 +82,15 @@ class PoolsKeeper:
         """Whether this coordinator led when it last asked."""
         return self._is_leading
 
-    @property
-    def look_s(self) -> float:
-        """Seconds that a slow policy has computed for this coordinator."""
-        return 0.0 if self._process is None else self._process.spent_s
-
     def start(self) -> None:
-        """Begin asking, and recording."""
-        if self.recorder is not None:
-            self.recorder.start()
+        """Begin asking."""
         self._task.start()
 
     async def stop(self) -> None:
         """Stop asking, and let another coordinator lead at once."""
-        if self._process is not None:
-            self._process.stop()
         if not self._task.is_running:
             return
         await self._task.stop()
-        if self.recorder is not None:
-            await self.recorder.stop()
         with contextlib.suppress(StateUnavailableError):
             await self._store.resign(self._holder)
 
@@ -151,10 +127,8 @@ class PoolsKeeper:
     async def _ask(self, lead: Leadership) -> None:
         now_s = self._clock()
         changed_s = float("-inf") if lead.assigned_ago_s is None else now_s - lead.assigned_ago_s
-        wanted = await self._wanted(now_s, changed_s)
-        if isinstance(wanted, Considered):
-            self.considered.add(wanted)
-        due = due_changes(self._as_assigned(now_s), wanted)
+        workers = self._as_assigned(now_s)
+        due = due_changes(workers, self._wanted(workers, now_s, changed_s))
         for kept in due.kept:
             change = kept.change
             self._warn_once(f"worker {change.worker_id} stays {kept.before.role} ({change.reason}): it is the last one")
@@ -162,52 +136,13 @@ class PoolsKeeper:
             if not await self._assign(due_change):
                 return
 
-    async def _wanted(self, now_s: float, changed_s: float) -> Sequence[RoleChange]:
-        """The policy's answer. A slow policy answers later; until then nothing is wanted, and the lead is kept.
-
-        The policy is not asked while the last worker that owned sessions is lost.
-        """
-        workers = self._as_assigned(now_s)
+    def _wanted(self, workers: Sequence[WorkerView], now_s: float, changed_s: float) -> Sequence[RoleChange]:
+        """The policy's answer. It is not asked while the last worker that owned sessions is lost."""
         if any(view.role.owns_sessions for view in workers):
             self._has_seen_owner = True
         elif self._has_seen_owner and (needed := self._review.first_owner(workers)):
             return needed
-        process = self._process
-        if process is not None:
-            if process.is_due():
-                process.ask(await self._situation(now_s, changed_s))
-            return self._still_wanted(process, workers, now_s)
-        if now_s < self._next_s:
-            return ()
-        self._next_s = now_s + rest_s(self._review.policy)
-        return self._review.policy.change(await self._situation(now_s, changed_s))
-
-    def _still_wanted(
-        self, process: PolicyProcess, workers: Sequence[WorkerView], now_s: float
-    ) -> Sequence[RoleChange]:
-        """The answer of a slow policy, unless it is about other workers or another time."""
-        changes, question = process.answer(), process.question
-        if changes and question is not None and (why := why_outdated(question, workers, now_s)):
-            self.considered.drop(why)
-            return ()
-        return changes
-
-    async def _situation(self, now_s: float, changed_s: float) -> PoolsSituation:
-        """The question, for a policy that reads it with the recent load of all coordinators.
-
-        Of the rounds in progress only those of this coordinator are known.
-        """
-        load = NO_LOAD
-        if load_s := self._review.policy.load_s:
-            recent = RecentLoad(load_s)
-            running = () if self.recorder is None else self.recorder.running()
-            for session_id, item in sorted(
-                [*await self._store.recent_load(), *running], key=lambda loaded: loaded[1].sent_s
-            ):
-                recent.add(session_id, item)
-            load = recent.until(now_s)
-        lasted_s = self._process.lasted_s if self._process is not None else 0.0
-        return self._review.situation(self._as_assigned(now_s), now_s, changed_s, load, lasted_s)
+        return self._review.wanted(workers, now_s, changed_s)
 
     async def _assign(self, due: DueChange) -> bool:
         change, before = due.change, due.before
@@ -236,8 +171,6 @@ class PoolsKeeper:
     def _follow(self) -> None:
         if self._is_leading:
             log.info("this coordinator no longer leads")
-            if self._process is not None:
-                self._process.forget()
         self._is_leading = False
         self._assigned.clear()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.serving.shared_prefixes import published, shared_tokens
 from ampd.types import WorkerView
 from router.decision_record import DecisionRecord

@@ -7,17 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
-from router.decision_record import DecisionRecord
 from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
+from router.round_ends import RoundEnds
 from router.served import Observer
 from router.session_memory import SessionMemory
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
-
-
-def ignore_placed(_record: DecisionRecord, _arrival_s: float) -> None:
-    """Nothing observes placed rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +40,9 @@ class Services:
     Attributes:
         spawn: starts work that outlives the round.
         deaths: the workers that died under rounds.
+        ends: the rounds that workers have.
+        refused: called with the status and the message of a round that its worker has refused.
         observers: called with each round at its end.
-        placed: called with the record and the arrival of each round that was placed, announcements left out.
         prefixes: the prefixes that sessions share.
     """
 
@@ -56,8 +53,9 @@ class Services:
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
+    ends: RoundEnds[Any]
+    refused: Callable[[int, str], None] = lambda _status, _message: None
     observers: tuple[Observer, ...] = ()
-    placed: Callable[[DecisionRecord, float], None] = ignore_placed
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:

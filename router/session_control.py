@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ampd.session_key import is_session_key, session_key
+from ampd.keys import is_session_key, session_key
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.wire import SESSIONS_ROUTE
 from router.services import Services

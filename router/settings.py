@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import AliasChoices, Field
 
 from ampd.errors import UserError
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.sampling_limits import vocabulary_tokens
@@ -24,6 +24,10 @@ PROG = "python -m router"
 SUSPECT_S = 5.0
 """Seconds that a worker is left alone after a failed call, unless it publishes again."""
 
+ACKNOWLEDGED_S = 60.0
+"""In which a worker must take a call. After Dynamo's 5 s a worker would count as lost that is only slow because of
+load.
+Its lease and its connections show whether it lives."""
 CALL_TIMEOUT_S = 2.0
 """Longest wait for a worker's answer to a question about KV."""
 
@@ -65,11 +69,6 @@ class CoordinatorSettings(GraphSettings):
     model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
     routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
-    ordering: str = Field(
-        defaults.ORDERING,
-        description="The workers' --ordering, for `look-ahead`.",
-    )
-    slicing: str = Field(defaults.SLICING, description="The workers' --slicing, for `look-ahead`.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
     moves: Moves = Field(
         defaults.MOVES,

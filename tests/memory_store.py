@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ampd.state import codec
-from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.state.known_worker import QUEUE_GRACE_S, merge
 from ampd.state.redis_store import StateStore, Watcher
 from ampd.state.schema import ASSIGNED_TTL_S, ENDING_TTL_S, FATAL_DEATHS, REFUSED_S
 from ampd.state.store import (
@@ -19,7 +19,6 @@ from ampd.state.store import (
     FatalRequestError,
     Heard,
     Leadership,
-    LoadedRound,
     Overview,
     RoleAssigned,
     RoundTrips,
@@ -74,7 +73,6 @@ class MemoryState:
         self._workers: dict[str, _Published] = {}
         self._changes: dict[str, _Changes] = {}
         self._coordinators: dict[str, _Published] = {}
-        self._load: list[_Published] = []
         self._bound: dict[str, _Bound] = {}
         self._tenants: dict[str, str] = {}
         self._deaths: dict[str, set[str]] = {}
@@ -99,7 +97,6 @@ class MemoryState:
             self._workers.clear()
             self._changes.clear()
             self._coordinators.clear()
-            self._load.clear()
             self._bound.clear()
             self._deaths.clear()
             self._refused_until_s.clear()
@@ -172,16 +169,6 @@ class MemoryState:
     def drop_coordinator(self, coordinator_id: str) -> None:
         """Forget a coordinator."""
         self._coordinators.pop(coordinator_id, None)
-
-    def put_load(self, record: bytes, keep_s: float) -> None:
-        now_s = self.clock()
-        self._load = [said for said in self._load if said.at_s > now_s - keep_s]
-        self._load.append(_Published(record, now_s, now_s + keep_s))
-
-    def load(self) -> list[tuple[bytes, float]]:
-        now_s = self.clock()
-        is_kept = bool(self._load) and self._load[-1].expires_s > now_s
-        return [(said.record, now_s - said.at_s) for said in self._load] if is_kept else []
 
     def live_coordinators(self) -> list[tuple[bytes, float]]:
         """Record and age in seconds of each one whose lease holds."""
@@ -294,16 +281,6 @@ class MemoryStore(StateStore):
         for task_id in task_ids:
             self._state.put_task(worker_id, task_id, b"")
             self._publish(TaskDone(worker_id, task_id))
-
-    async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
-        record = codec.encode_load(rounds, self._clock())
-        await self._trip("record_load")
-        self._state.put_load(record, keep_s)
-
-    async def recent_load(self) -> list[LoadedRound]:
-        await self._trip("load")
-        now_s = self._clock()
-        return [item for record, age_s in self._state.load() for item in codec.decode_load(record, now_s - age_s)]
 
     async def announce(self, event: StateEvent) -> None:
         await self._trip("publish")

@@ -36,7 +36,7 @@ FOLDERS = (
 """All modules of these folders are compiled."""
 
 MODULES = (
-    "ampd.page_keys",
+    "ampd.keys",
     "ampd.perf.corrections",
     "ampd.perf.model",
     "ampd.perf.piecewise",
@@ -47,7 +47,6 @@ MODULES = (
     "ampd.policies.expectations",
     "ampd.policies.moore_hodgson",
     "ampd.policies.passes",
-    "ampd.recent_load",
     "ampd.telemetry.windows",
     "ampd.types",
 )

@@ -11,7 +11,7 @@ from ampd.child_process import exit_now
 from ampd.errors import guarded
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
-from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics import exposition
 from workers.settings import PROG, chosen_engine
 
 
@@ -33,7 +33,7 @@ def _run(arguments: list[str]) -> int:
     check_closed(settings.graph_secret_file, PROG)
     check_engine(settings, PROG)
 
-    system.prepare(PROG)
+    exposition.prepare(PROG)
 
     # Imported late, so that --help and mistakes do not wait for these.
     import uvloop

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
-from ampd.page_keys import TOKEN_BYTES, page_keys
+from ampd.keys import TOKEN_BYTES, page_keys
 
 MOST_PAGES = 1 << 19
 """Of all sessions together: 8 million tokens with pages of 16. Their keys take at most 40 MB, and less where the
@@ -28,7 +27,7 @@ class _Known:
 
 
 class ContextKeys:
-    """Names the pages of prompts (`ampd.page_keys`). Each page of a session is hashed here once, not in each round.
+    """Names the pages of prompts (`ampd.keys`). Each page of a session is hashed here once, not in each round.
 
     A prompt takes over the keys of its session's last one only if it begins with the same tokens. This is checked by
     their digest, as the names of pages are, and neither another process nor the session's name is believed.
@@ -42,13 +41,13 @@ class ContextKeys:
         self._pages = 0
         self._known: dict[str, _Known] = {}
 
-    def of(self, session_id: str, token_ids: Sequence[int], page_tokens: int, *, tenant: str) -> list[bytes]:
+    def of(self, session_id: str, packed: array[int], page_tokens: int, *, tenant: str) -> list[bytes]:
         """One key per full page of a session's prompt.
 
         Args:
+            packed: the prompt as native 32-bit words.
             page_tokens: tokens per page, the same in all calls.
         """
-        packed = array("I", token_ids)
         words = memoryview(packed).cast("B")[: len(packed) // page_tokens * page_tokens * TOKEN_BYTES]
         before = self._taken(session_id)
         known_bytes = len(before.keys) * page_tokens * TOKEN_BYTES if before else 0

@@ -7,7 +7,7 @@ import itertools
 import time
 from collections.abc import Iterable
 
-from ampd.state.overlay import QUEUE_GRACE_S
+from ampd.state.known_worker import QUEUE_GRACE_S
 
 _MOST_REPORTED = 500
 

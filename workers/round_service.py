@@ -6,6 +6,7 @@ It knows nothing of Dynamo but the shape of its chunks.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, cast
@@ -15,8 +16,8 @@ import msgspec
 
 from ampd.background_tasks import RoundsInProgress
 from ampd.handler_stream import Chunk
+from ampd.keys import tenant_of
 from ampd.sampling_limits import beyond_sampling, unknown_token
-from ampd.session_key import tenant_of
 from ampd.types import Count, PrefillTask
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.context_keys import ContextKeys
@@ -188,18 +189,19 @@ class RoundService:
         now_s = self._clock()
         # The queue is published with its tasks, and a malformed one would hide this worker from all coordinators.
         task, token_ids = decode_task(request["task"], now_s), request["token_ids"]
-        if type(token_ids) is not list or not set(map(type, token_ids)) <= {int}:
-            raise TypeError("token_ids must be a list of whole numbers")
+        if type(token_ids) is not list:
+            raise TypeError("token_ids must be a list")
+        packed = array("I", token_ids)
         if ((request["request"].get("sampling_options") or {}).get("n") or 1) > MAX_CHOICES:
             raise EngineError(f"n must be at most {MAX_CHOICES}", 400)
         info = self._engine.info
         size = info.vocabulary_size
-        if size is not None and (reason := unknown_token(token_ids, request["request"], size)):
+        if size is not None and (reason := unknown_token(packed, request["request"], size)):
             raise EngineError(reason, 400)
         if reason := beyond_sampling(request["request"]):
             raise EngineError(reason, 400)
         tenant = tenant_of(request["request"])
-        keys = self._context_keys.of(task.session_id, token_ids, info.page_size_tokens, tenant=tenant)
+        keys = self._context_keys.of(task.session_id, packed, info.page_size_tokens, tenant=tenant)
         kept_tokens = msgspec.convert(request.get("kept_tokens", 0), Count)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self._in_progress.begin()

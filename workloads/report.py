@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ampd.reports.figures import format_bytes, format_ms, format_share
+from ampd.reports import format_bytes, format_ms, format_share
 from ampd.reports.page import (
     FULL_CARD_WIDTH,
     HALF_CARD,

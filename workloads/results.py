@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ampd.reports.figures import format_bytes
+from ampd.reports import format_bytes
 from ampd.types import Slo
 
 _PERCENTS = (50, 95, 99)
@@ -362,7 +363,17 @@ def _route_lines(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
+_TOO_LONG = re.compile(r"(\d+) tokens\b.*maximum context length is (\d+) tokens")
+"""As our coordinators word it."""
+
+
 def _error_lines(errors: Sequence[str]) -> list[str]:
+    """The most frequent messages. Sessions that do not fit are one line, because each has its own number of tokens."""
+    too_long = {error: found for error in errors if (found := _TOO_LONG.search(error))}
+    if too_long:
+        longest, limit = (max(int(found[group]) for found in too_long.values()) for group in (1, 2))
+        line = f"sessions do not fit: the longest prompt has {longest} tokens, the longest context is {limit}"
+        errors = [line if error in too_long else error for error in errors]
     kinds = Counter(errors).most_common()
     lines = [f"error               {count} x {message}" for message, count in kinds[:_SHOWN_ERRORS]]
     if len(kinds) > _SHOWN_ERRORS:

@@ -353,6 +353,8 @@ def _parse_line(line: str, where: str) -> Session:
     raw = parse_json(line, where)
     if not isinstance(raw, dict):
         raise UserError(f"{where}: a session is a JSON object, this is a {type(raw).__name__}")
+    if "rounds" not in raw:
+        raise UserError(f"{where}: a session has rounds, this row has none; ampd trace convert reads other formats")
     try:
         return Session.model_validate(raw)
     except ValidationError as error:

@@ -36,12 +36,13 @@ from ampd.cli.serve.settings import (
 )
 from ampd.errors import UserError, one_line_of, without_credentials
 from ampd.model_folder import check_model_folder
+from ampd.perf.model_shape import WINDOW_POOLS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.roofline import MEMORY_SHARE
 from ampd.settings import GraphSettings, Settings, parse_settings
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_connection import RedisConnection, without_secrets
+from ampd.state.redis_store import open_store
 from ampd.state.schema import Schema
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
@@ -309,7 +310,7 @@ def kv_pool(config: Mapping[str, Any]) -> str:
     layers = set(config.get("layer_types") or ())
     if "linear_attention" in layers or config.get("linear_num_key_heads") or config.get("full_attention_interval"):
         return "HybridLinearKVPool"
-    if config.get("model_type") in ("gpt_oss", "gemma4", "gemma4_text"):
+    if str(config.get("model_type")).startswith(WINDOW_POOLS):
         return "SWAKVPool"
     return "MHATokenToKVPool"
 

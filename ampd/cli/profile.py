@@ -30,8 +30,8 @@ from ampd.cli.serve.devices import TINY_CPU
 from ampd.cli.serve.settings import TINY, EngineName
 from ampd.documents import check_writable
 from ampd.errors import RunError, UserError
+from ampd.keys import page_keys
 from ampd.model_folder import check_model_folder
-from ampd.page_keys import page_keys
 from ampd.perf.profile import PerformanceProfile, Provenance, read_profile, write_profile
 from ampd.settings import Settings, parse_settings
 from ampd.tiny_model import tiny_model_path

@@ -16,7 +16,7 @@ from ampd.cli.top_screen import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
 from ampd.state.embedded import local_graphs
-from ampd.telemetry.metrics.system import PORT_VARIABLE
+from ampd.telemetry.metrics.exposition import PORT_VARIABLE
 from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -31,10 +32,9 @@ from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies.estimates import queued_s
 from ampd.serving.kv_tiers import TIERS
 from ampd.settings import GraphSettings, Settings, parse_settings
-from ampd.state import open_store
 from ampd.state.embedded import LocalGraph, local_graphs
 from ampd.state.redis_connection import without_secrets
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import Heard, Overview, StateUnavailableError
 from ampd.telemetry.metrics import names
 from ampd.telemetry.windows import LENGTH_S, US, latency_summary
@@ -126,7 +126,6 @@ def _coordinator(entry: Heard[CoordinatorView]) -> Row:
         "is_leading": view.is_leading,
         "is_state_heard": view.is_state_heard,
         "state_losses": view.state_losses,
-        "considered": view.considered,
     }
 
 
@@ -285,6 +284,33 @@ class Target:
         """The shared state without credentials."""
         return without_secrets(self.state_url)
 
+    async def connected(self) -> StateStore:
+        """The shared state.
+
+        Raises:
+            UserError: it does not answer, or it refuses the connection.
+        """
+        try:
+            return await open_store(self.state_url, self.namespace, clock=time.monotonic)
+        except StateUnavailableError as error:
+            raise UserError(
+                f"{PROG}: {error}; {self.hint}name the graph's Redis with --state-url or AMPD_STATE_URL, as in "
+                "redis://USER:PASSWORD@HOST:6379/0"
+            ) from None
+
+    async def read(self, store: StateStore) -> dict[str, Any]:
+        """The snapshot of now, with the keys of docs/top.md#json.
+
+        Raises:
+            StateUnavailableError: the shared state does not answer, or it refuses the command.
+        """
+        return {
+            "taken_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "namespace": self.namespace,
+            "state": self.place,
+            **snapshot_of(await store.overview(), time.monotonic(), self.model),
+        }
+
 
 def find_target(settings: TopSettings) -> Target:
     """The graph that the settings name, or the one that `ampd serve` runs on this machine.
@@ -315,46 +341,6 @@ def _model_of(graph: LocalGraph) -> PerformanceModel | None:
         return load_performance_model(graph.perf)
     except UserError:
         return None  # the file no longer exists, and the user did not ask for predictions
-
-
-class Collector:
-    """Reads one graph."""
-
-    def __init__(self, store: StateStore, target: Target) -> None:
-        self._store = store
-        self._target = target
-
-    @classmethod
-    async def connect(cls, target: Target) -> Collector:
-        """Open the shared state.
-
-        Raises:
-            UserError: it does not answer, or it refuses the connection.
-        """
-        try:
-            return cls(await open_store(target.state_url, target.namespace, clock=time.monotonic), target)
-        except StateUnavailableError as error:
-            raise UserError(
-                f"{PROG}: {error}; {target.hint}name the graph's Redis with --state-url or AMPD_STATE_URL, as in "
-                "redis://USER:PASSWORD@HOST:6379/0"
-            ) from None
-
-    async def read(self) -> dict[str, Any]:
-        """The snapshot of now, with the keys of docs/top.md#json.
-
-        Raises:
-            StateUnavailableError: the shared state does not answer, or it refuses the command.
-        """
-        overview = await self._store.overview()
-        return {
-            "taken_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "namespace": self._target.namespace,
-            "state": self._target.place,
-            **snapshot_of(overview, time.monotonic(), self._target.model),
-        }
-
-    async def close(self) -> None:
-        await self._store.close()
 
 
 # -- shows one snapshot after another: a screen in a terminal, lines elsewhere. q, Ctrl-C or SIGTERM ends it
@@ -463,10 +449,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 async def _run(settings: TopSettings, target: Target) -> None:
-    collector = await Collector.connect(target)
+    store = await target.connected()
+    read = partial(target.read, store)
     try:
         try:
-            first = await collector.read()
+            first = await read()
         except StateUnavailableError as error:
             raise UserError(f"{PROG}: {error}; the rights that `ampd top` needs are in docs/state.md") from None
         if settings.once:
@@ -479,8 +466,8 @@ async def _run(settings: TopSettings, target: Target) -> None:
             return
         with stopping_signals() as stopped:
             if settings.as_json or not sys.stdout.isatty():
-                await print_each(collector.read, settings.interval_s, stopped, as_json=settings.as_json)
+                await print_each(read, settings.interval_s, stopped, as_json=settings.as_json)
             else:
-                await show_each(collector.read, settings.interval_s, stopped, first)
+                await show_each(read, settings.interval_s, stopped, first)
     finally:
-        await collector.close()
+        await store.close()

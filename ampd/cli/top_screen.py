@@ -237,9 +237,6 @@ def _head(snapshot: Row, width: int) -> list[Text]:
         )
     if window["rounds"]:
         head.append(_attainment(window))
-    for row in snapshot["coordinators"]:
-        if row["is_leading"] and row["considered"]:
-            head.append(Text(f"roles: {printable(row['considered'])}"))
     return [clipped(line, width) for line in head]
 
 

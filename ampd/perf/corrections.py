@@ -1,7 +1,8 @@
 """The times of one worker: those of the performance model, corrected by what the worker has measured.
 
 Each kind of work has a factor. It is the geometric mean of measured over predicted times, in which a measurement counts
-by its length and is forgotten as later ones of its kind come. Only times of the work itself are compared, never waits.
+by its predicted length, and is forgotten as later ones of its kind come. Only times of the work itself are compared,
+never waits.
 """
 
 from __future__ import annotations
@@ -80,13 +81,25 @@ class CorrectedModel(PerformanceModel):
         """Work of a kind has taken `seconds` for which this model predicts `predicted_s` now."""
         if predicted_s < _LEAST_S or seconds <= 0.0:
             return
-        found = log(_bounded(self._factors[kind] * seconds / predicted_s))
-        memory_s = MEMORY_S[kind]
-        gained_s = -memory_s * expm1(-predicted_s / memory_s)
+        # By the model's own time, so that what was measured before has no part in what a measurement counts.
+        model_s, memory_s = predicted_s / self._factors[kind], MEMORY_S[kind]
+        found = log(_bounded(seconds / model_s))
+        gained_s = -memory_s * expm1(-model_s / memory_s)
         kept = 1.0 - gained_s / memory_s
         self._priors_s[kind] *= kept
         self._weights_s[kind] = weight_s = self._weights_s[kind] * kept + gained_s
         self._logs[kind] += (found - self._logs[kind]) * gained_s / weight_s
+        self._show()
+
+    def adopt(self, factors: Factors) -> None:
+        """Take over the factors of passes from the process of the engine, which has measured them."""
+        for kind, factor in ((PREFILL, factors.prefill), (STEP, factors.step), (MIXED, factors.mixed)):
+            self._logs[kind] = log(factor)
+            self._weights_s[kind], self._priors_s[kind] = 1.0, 0.0
+        self._show()
+
+    def _show(self) -> None:
+        """Make new factors, if they have changed enough."""
         logs = [self._with_prior(each) for each in range(len(KINDS))]
         if any(abs(new - log(old)) >= _STEP_LOG for new, old in zip(logs, self._factors, strict=True)):
             self._factors = [round(_bounded(exp(each)), 4) for each in logs]

@@ -89,10 +89,6 @@ class Layer:
     reduces: int = 2
     divisors: tuple[int, ...] = ()
 
-    def parameters(self, experts: int) -> int:
-        """With this number of experts, if the layer has any."""
-        return sum(weights.parameters for weights in self._with(experts))
-
     def bytes(self, experts: float) -> float:
         """With this number of experts, if the layer has any."""
         each = sum(weights.bytes for weights in self.experts.each) if self.experts else 0.0
@@ -108,6 +104,10 @@ class Layer:
     def active(self) -> Iterator[Weights]:
         """The matrices that one token uses."""
         return self._with(self.experts.active if self.experts else 0)
+
+    def every(self) -> Iterator[Weights]:
+        """All matrices."""
+        return self._with(self.experts.number if self.experts else 0)
 
     def _with(self, experts: int) -> Iterator[Weights]:
         yield from self.weights
@@ -155,20 +155,19 @@ class ModelShape:
     def parameters(self) -> int:
         """All parameters except norms and biases."""
         embeddings = self.output_parameters * (1 if self.is_tied else 2)
-        return embeddings + sum(count * layer.parameters(_experts_of(layer)) for layer, count in self.layers)
+        return embeddings + sum(count * weights.parameters for weights, count in self._matrices())
 
     @property
     def weight_bytes(self) -> float:
         embeddings = self.output_bytes * (1 if self.is_tied else 2)
-        return embeddings + sum(count * layer.bytes(_experts_of(layer)) for layer, count in self.layers)
+        return embeddings + sum(count * weights.bytes for weights, count in self._matrices())
 
     @property
     def formats(self) -> str:
         """How the weights of the layers are stored, most of them first."""
         sizes: Counter[str] = Counter()
-        for layer, count in self.layers:
-            for weights in layer._with(_experts_of(layer)):
-                sizes[weights.format.name] += count * weights.parameters
+        for weights, count in self._matrices():
+            sizes[weights.format.name] += count * weights.parameters
         return " + ".join(name for name, _ in sizes.most_common())
 
     @property
@@ -188,6 +187,9 @@ class ModelShape:
     def reduces(self) -> int:
         """Sums over the GPUs of a replica in each pass."""
         return sum(count * layer.reduces for layer, count in self.layers)
+
+    def _matrices(self) -> Iterator[tuple[Weights, int]]:
+        return ((weights, count) for layer, count in self.layers for weights in layer.every())
 
     def attention(self) -> Iterator[tuple[Attention, int]]:
         """Each attention, with the number of layers that have it."""
@@ -217,10 +219,6 @@ class ModelShape:
         )
 
 
-def _experts_of(layer: Layer) -> int:
-    return layer.experts.number if layer.experts else 0
-
-
 # -- the layers of a model from its Hugging Face `config.json`
 
 _DEFAULT_CONTEXT = 32_768
@@ -243,7 +241,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What files of a family leave out."""
 
-_FREES_WINDOWS = ("gpt_oss", "gemma4", "llama4", "mimo_v2", "step3p")
+WINDOW_POOLS = ("gpt_oss", "gemma4", "llama4", "mimo_v2", "step3p")
 """Families whose windows have a pool of their own in SGLang. It keeps all KV of the others."""
 
 _UNKNOWN = (
@@ -299,6 +297,8 @@ def shape_of(config: Mapping[str, Any], name: str, where: str, kv_bits: float = 
     _refuse_others(fields)
     quantization = Quantization.of(text.get("quantization_config") or config.get("quantization_config"), where)
     kinds = _kinds(fields)
+    if not {_FULL, _WINDOW} & set(kinds):
+        raise fields.wrong("no layer has KV; no analytic model for it, measure a profile")
     kv_bits = kv_bits or quantization.kv_bits
     parts = _Parts(fields, quantization, kv_bits / 8)
     tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
@@ -470,7 +470,7 @@ class _Parts:
             pair_flops,
             pair_flops,
             window=_window(fields) if has_window else 0,
-            frees=has_window and str(fields.config.get("model_type")).startswith(_FREES_WINDOWS),
+            frees=has_window and str(fields.config.get("model_type")).startswith(WINDOW_POOLS),
         )
         weights = self._weights(index, ("self_attn", "mixer"), matrices)
         return Layer(weights, attention=(attention,), reduces=1, divisors=(heads,))

@@ -154,7 +154,8 @@ def _groups(config: Mapping[str, Any], where: str) -> Iterator[tuple[re.Pattern[
         yield None, _algorithm(str(algorithm), where)
     elif groups:
         for group in groups:
-            targets = [str(target) for target in group.get("targets") or ()]
+            listed = group.get("targets")
+            targets = [str(target) for target in listed] if isinstance(listed, list) else []
             patterns: list[re.Pattern[str] | None] = [_pattern(each) for each in targets if each.startswith("re:")]
             for pattern in patterns or [None]:
                 yield pattern, _scheme(group, str(group.get("format") or config.get("format")), where)

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies import defaults
-from ampd.recent_load import Load
-from ampd.types import Moves, Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
+from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
 
 # Not frozen: a situation is made for every decision, and a frozen dataclass takes twice as long to make.
 
@@ -177,23 +175,6 @@ class RoleChange:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class OtherPolicies:
-    """The policies of the graph beside its pools policy, as far as they are known; None: the default.
-
-    Attributes:
-        moves: which sessions may move to another owner between two rounds.
-        hand_over_pass: the last tokens of a round that was prefilled elsewhere take a pass of their own (as in SGLang).
-    """
-
-    binding: BindingPolicy | None = None
-    routing: RoutingPolicy | None = None
-    ordering: OrderingPolicy | None = None
-    slicing: SlicingPolicy | None = None
-    moves: Moves = defaults.MOVES
-    hand_over_pass: bool = True
-
-
 @dataclass(slots=True, kw_only=True)
 class PoolsSituation(Situation):
     """The roles of the workers are under review, as they are several times per second.
@@ -203,18 +184,12 @@ class PoolsSituation(Situation):
         slo: the default targets of a round.
         changed_s: time of the latest change of a role; minus infinity if there was none.
         rng: the only source of chance.
-        load: the recent rounds, for a policy that has a `load_s`.
-        others: the policies that decide about rounds.
-        rest_s: how long the policy is not asked again after an answer, as far as is known.
     """
 
     workers: Sequence[WorkerView]
     slo: Slo
     changed_s: float
     rng: random.Random
-    load: Load = field(default_factory=dict)
-    others: OtherPolicies = field(default_factory=OtherPolicies)
-    rest_s: float = 0.0
 
     def changed_within(self, seconds: float) -> bool:
         """Whether the latest change of a role is less than this long ago."""
@@ -226,22 +201,10 @@ class PoolsPolicy(Protocol):
 
     Attributes:
         is_idle: the policy never changes a role. Callers then do not ask it.
-        interval_s: least time between two questions to it; 0: as often as its keeper likes.
-        load_s: length of the recent load that it reads; 0: it reads no load.
-        is_slow: a question takes so long that it must not be asked on the event loop.
     """
 
     @property
     def is_idle(self) -> bool: ...
-
-    @property
-    def interval_s(self) -> float: ...
-
-    @property
-    def load_s(self) -> float: ...
-
-    @property
-    def is_slow(self) -> bool: ...
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         """The changes that are due."""

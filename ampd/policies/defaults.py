@@ -1,4 +1,4 @@
-"""The policies that decide where the user names no others: ours, in the roles that the cluster was planned with."""
+"""The policies that decide where the user names no others: ours, in roles that follow the load."""
 
 from ampd.types import Moves
 
@@ -6,7 +6,7 @@ BINDING = "predictive"
 ROUTING = "predictive"
 ORDERING = "on-time"
 SLICING = "slack"
-POOLS = "static"
+POOLS = "predictive"
 MOVES: Moves = "needed"
 """Sessions that stayed with a new prefill worker would be slowed down by its prefills, and would slow them down. Those
 that stayed with a full memory would evict others."""

@@ -12,7 +12,16 @@ from ampd.policies.base import RoutingSituation
 from ampd.policies.chance import any_of
 from ampd.policies.expectations import ITL_SHARE
 from ampd.policies.passes import shortest_pass_s
-from ampd.types import Parallelism, PrefillTask, QueueRest, Route, RouteDecision, RouteEstimate, WorkerView
+from ampd.types import (
+    Parallelism,
+    PrefillTask,
+    QueueRest,
+    Route,
+    RouteDecision,
+    RouteEstimate,
+    WorkerView,
+    usable_tokens,
+)
 
 NO_PREFILL_WORKER = "no-prefill-worker"
 """Reason of a local route where no live prefill worker can take the prompt."""
@@ -121,7 +130,7 @@ def history_at(situation: RoutingSituation, worker: WorkerView) -> int:
     if not situation.shared_tokens:
         return task.hist_tokens
     shared_tokens = situation.shared_tokens.get(worker.worker_id, 0)
-    return max(task.hist_tokens, min(shared_tokens, task.context_tokens - 1))
+    return max(task.hist_tokens, usable_tokens(shared_tokens, task.context_tokens))
 
 
 def history_read_s(situation: RoutingSituation, worker: WorkerView) -> float:

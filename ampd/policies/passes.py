@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 

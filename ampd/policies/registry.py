@@ -55,7 +55,6 @@ class Policy(BaseModel):
     Attributes:
         policy_name: the name under which it is registered.
         is_idle: a pools policy that never changes a role.
-        interval_s, load_s, is_slow: as in `PoolsPolicy`.
     """
 
     # A compiled method is a callable object, and no function that pydantic would know as a method.
@@ -63,9 +62,6 @@ class Policy(BaseModel):
 
     policy_name: ClassVar[str] = ""
     is_idle: ClassVar[bool] = False
-    interval_s: ClassVar[float] = 0.0
-    load_s: ClassVar[float] = 0.0
-    is_slow: ClassVar[bool] = False
     help_note: ClassVar[str] = ""
 
 

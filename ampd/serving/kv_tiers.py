@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
-from ampd.types import Parallelism
+from ampd.types import Parallelism, usable_tokens
 
 TIERS = ("device", "store", "peer", "recomputed")
 """The names of the tiers in metrics and results, the nearest first."""
@@ -77,11 +77,8 @@ class Tiers:
 
 
 def reusable_tokens(prompt_tokens: int, held_tokens: int, page_tokens: int) -> int:
-    """How much of a prompt an engine takes from what is held: full pages, and never the prompt's last token.
-
-    It always computes that token, because its output is wanted.
-    """
-    return min(held_tokens, prompt_tokens - 1) // page_tokens * page_tokens
+    """How much of a prompt an engine takes from what is held: full pages."""
+    return usable_tokens(held_tokens, prompt_tokens) // page_tokens * page_tokens
 
 
 def history_tokens(kept_tokens: int, held_tokens: int, page_tokens: int) -> int:
@@ -97,9 +94,8 @@ def history_tokens(kept_tokens: int, held_tokens: int, page_tokens: int) -> int:
 
 def tiers_of(prompt_tokens: int, found: Found, reused_tokens: int) -> Tiers:
     """The parts of a prompt whose first `reused_tokens` are not computed, each from the nearest place that has it."""
-    reused_tokens = max(
-        min(reused_tokens, prompt_tokens - 1, max(found.device_tokens, found.store_tokens, found.peer_tokens)), 0
-    )
+    most_tokens = max(found.device_tokens, found.store_tokens, found.peer_tokens)
+    reused_tokens = max(usable_tokens(min(reused_tokens, most_tokens), prompt_tokens), 0)
     device = min(found.device_tokens, reused_tokens)
     store = max(min(found.store_tokens, reused_tokens) - device, 0)
     return Tiers(device, store, reused_tokens - device - store, prompt_tokens - reused_tokens)

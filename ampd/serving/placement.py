@@ -18,7 +18,7 @@ from ampd.policies.estimates import local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move, MoveSituation, due_move, may_move
 from ampd.serving.shared_prefixes import reads_history, with_shared
-from ampd.types import Moves, Parallelism, PrefillTask, RouteDecision, Slo, WorkerView
+from ampd.types import Moves, Parallelism, PrefillTask, RouteDecision, Slo, WorkerView, usable_tokens
 
 T = TypeVar("T")
 _NONE: Mapping[str, int] = {}
@@ -340,11 +340,8 @@ def prefill_task(
     session_missed: bool = False,
     has_output: bool = False,
 ) -> PrefillTask:
-    """The prefill of a round whose decode worker holds the KV of the prompt's first `held_tokens`.
-
-    At least one token is always computed, because its logits give the first output token.
-    """
-    hist_tokens = min(held_tokens, prompt_tokens - 1)
+    """The prefill of a round whose decode worker holds the KV of the prompt's first `held_tokens`."""
+    hist_tokens = usable_tokens(held_tokens, prompt_tokens)
     incr_tokens = prompt_tokens - hist_tokens
     return PrefillTask(
         task_id,

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import OtherPolicies, PoolsPolicy, PoolsSituation, RoleChange
+from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
 from ampd.policies.estimates import index_of_least, queued_s
-from ampd.recent_load import Load
 from ampd.types import Role, Slo, WorkerView
 
 POOLS_INTERVAL_S = 0.5
@@ -40,18 +39,6 @@ class DueChanges:
 NO_OWNER = "no-owner"
 """Reason of a change: the last worker that owned sessions is lost."""
 
-NO_LOAD: Load = {}
-"""The recent load of a policy that does not read it."""
-
-
-TIME_SHARE = 0.1
-"""Most of the time that a slow policy may compute: after an answer it rests nine times as long."""
-
-
-def rest_s(policy: PoolsPolicy, lasted_s: float = 0.0) -> float:
-    """How long a policy is not asked again that has just taken `lasted_s` to answer a question."""
-    return max(policy.interval_s, lasted_s * (1 / TIME_SHARE - 1))
-
 
 class RoleReview:
     """A pools policy, and the questions to it."""
@@ -62,45 +49,36 @@ class RoleReview:
         model: PerformanceModel,
         slo: Slo,
         rng: random.Random,
-        others: OtherPolicies = OtherPolicies(),  # noqa: B008 - it is frozen
     ) -> None:
-        self.policy = policy
+        self._policy = policy
         self._model = model
         self._slo = slo
         self._rng = rng
-        self._others = others
 
-    def situation(
-        self,
-        workers: Sequence[WorkerView],
-        now_s: float,
-        changed_s: float,
-        load: Load = NO_LOAD,
-        lasted_s: float = 0.0,
-    ) -> PoolsSituation:
-        """The question to the policy.
+    def wanted(self, workers: Sequence[WorkerView], now_s: float, changed_s: float) -> Sequence[RoleChange]:
+        """The policy's answer.
 
         Args:
             changed_s: time of the latest change of a role; minus infinity if there was none.
-            load: the recent rounds, for a policy with a `load_s`.
-            lasted_s: how long the policy took to answer the question before.
+
+        Raises:
+            UserError: the policy needs what the performance model lacks.
         """
-        return PoolsSituation(
-            model=self._model,
-            now_s=now_s,
-            workers=workers,
-            slo=self._slo,
-            changed_s=changed_s,
-            rng=self._rng,
-            load=load,
-            others=self._others,
-            rest_s=rest_s(self.policy, lasted_s),
+        return self._policy.change(
+            PoolsSituation(
+                model=self._model,
+                now_s=now_s,
+                workers=workers,
+                slo=self._slo,
+                changed_s=changed_s,
+                rng=self._rng,
+            )
         )
 
     def first_owner(self, workers: Sequence[WorkerView]) -> Sequence[RoleChange]:
         """The prefill worker with the least queued work becomes a decode worker, if no worker owns sessions.
 
-        It cannot wait for the policy, which may rest or still compute: without an owner every round fails.
+        It cannot wait for the policy, which may rest: without an owner every round fails.
         """
         prefill = [view for view in workers if view.role is Role.PREFILL]
         if not prefill or len(prefill) < len(workers):

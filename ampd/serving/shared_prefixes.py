@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import PrefillTask, WorkerView, usable_tokens
 
 MOST_PUBLISHED = 64
 """Shared prefixes that a view lists, those used last. They take about 2 kB."""
@@ -28,7 +28,7 @@ def prefix_key(page_key: bytes) -> str:
     """The published name of the prefix that ends with a page.
 
     Args:
-        page_key: see `ampd.page_keys`. It depends on the tenant, so that a tenant finds none of another's prefixes.
+        page_key: see `ampd.keys`. It depends on the tenant, so that a tenant finds none of another's prefixes.
     """
     return page_key[:_KEY_BYTES].hex()
 
@@ -85,8 +85,8 @@ def shared_tokens(prompt: Mapping[str, int], workers: Iterable[WorkerView]) -> d
 
 
 def with_shared(task: PrefillTask, tokens: int) -> PrefillTask:
-    """The prefill at a worker that holds the prompt's first `tokens`; at least one token is always computed."""
-    hist_tokens = min(tokens, task.context_tokens - 1)
+    """The prefill at a worker that holds the prompt's first `tokens`."""
+    hist_tokens = usable_tokens(tokens, task.context_tokens)
     if hist_tokens <= task.hist_tokens:
         return task
     return task.with_tokens(hist_tokens, task.context_tokens - hist_tokens)

@@ -10,17 +10,15 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from msgspec import json
 
 from ampd.policies.estimates import Queue
-from ampd.recent_load import RecentRound
-from ampd.state.overlay import merge
-from ampd.state.store import LoadedRound, RoleAssigned, StateEvent, TaskQueued, WorkerUpdated
-from ampd.types import CoordinatorView, PrefillTask, Text, WorkerView
+from ampd.state.known_worker import merge
+from ampd.state.store import RoleAssigned, StateEvent, TaskQueued, WorkerUpdated
+from ampd.types import CoordinatorView, PrefillTask, WorkerView
 from ampd.wire import shifted
 
 Decoded = TypeVar("Decoded")
@@ -30,7 +28,6 @@ log = logging.getLogger(__name__)
 _encode = json.Encoder().encode
 _tasks, _views, _coordinators = json.Decoder(PrefillTask), json.Decoder(WorkerView), json.Decoder(CoordinatorView)
 _roles, _events = json.Decoder(RoleAssigned), json.Decoder[StateEvent](StateEvent)
-_loads = json.Decoder(list[tuple[Text, RecentRound]])
 
 _WORKER_ID = re.compile(rb'"worker_id":"(\w{1,64})"')
 
@@ -57,20 +54,6 @@ def encode_view(view: WorkerView, now_s: float) -> bytes:
 def decode_view(record: bytes, written_s: float) -> WorkerView:
     """A view that was written at `written_s` on the reader's clock."""
     return _shifted(_read(_views, record), written_s)
-
-
-def encode_load(rounds: Sequence[LoadedRound], now_s: float) -> bytes:
-    """Ended rounds as written at `now_s`, on the clock of their times."""
-    return _encode([(session_id, _ended(item, -now_s)) for session_id, item in rounds])
-
-
-def decode_load(record: bytes, written_s: float) -> list[LoadedRound]:
-    """Ended rounds that were written at `written_s` on the reader's clock."""
-    rounds = _read(_loads, record)
-    for _, item in rounds:
-        if item.ended_s is None or not item.sent_s <= item.ended_s <= 0 or item.kept_tokens > item.prompt_tokens:
-            raise CodecError(f"no round that has ended: {item}")
-    return [(session_id, _ended(item, written_s)) for session_id, item in rounds]
 
 
 def encode_coordinator(view: CoordinatorView) -> bytes:
@@ -113,11 +96,6 @@ def _on_clock(event: StateEvent, by_s: float) -> StateEvent:
         case TaskQueued(worker_id, task):
             return TaskQueued(worker_id, shifted(task, by_s))
     return event
-
-
-def _ended(item: RecentRound, by_s: float) -> RecentRound:
-    assert item.ended_s is not None
-    return replace(item, sent_s=round(item.sent_s + by_s, 6), ended_s=round(item.ended_s + by_s, 6))
 
 
 def _read(decoder: json.Decoder[Decoded], record: bytes) -> Decoded:

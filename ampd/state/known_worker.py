@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.estimates import Queue, queue_times
-from ampd.state.overlay import QUEUE_GRACE_S, REST_GRACE_S, merge
 from ampd.types import PrefillTask, QueueRest, WorkerView
+
+PUBLISH_INTERVAL_S = 0.025
+"""Shortest time between two publications of a worker's view."""
+
+SAMPLE_INTERVAL_S = 0.25
+"""How soon after new samples (TTFT, ITL, growing contexts) a worker publishes its view; other changes are quicker."""
+
+REST_GRACE_S = 0.5
+"""How long an entered prefill may be missing from a view that does not list its whole queue. Then it is in the rest."""
+
+QUEUE_GRACE_S = 2.0
+"""How long an entered prefill may be missing from its worker's own queue before it counts as lost.
+
+A finished prefill is removed for as long from views that were written before it finished."""
+
+
+def heartbeat_s(lease_s: float) -> float:
+    """Longest time between two publications of a process, so that two of them may fail before its lease ends."""
+    return lease_s / 3
+
+
+def merge(
+    view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int] | None = None
+) -> WorkerView:
+    """The view with `entered` tasks appended, `done` task ids removed, and the tokens of `held` sessions (0: none)."""
+    left = [task for task in view.queue if task.task_id in done] if done else []
+    stays = [task for task in view.queue if task.task_id not in done] if left else list(view.queue)
+    known = {task.task_id for task in stays}
+    more = [task for task in entered if task.task_id not in known and task.task_id not in done]
+    queue = view.queue
+    if left or more:
+        queue = Queue([*stays, *more])
+    held_tokens = view.held_tokens
+    if held:
+        held_tokens = {session_id: tokens for session_id, tokens in {**held_tokens, **held}.items() if tokens > 0}
+    return replace(view, queue=queue, held_tokens=held_tokens)
+
+
+# -- One worker in the local copy: its last publication, and what was reported since, kept up to date report by report
 
 _PROOF_SHARE = 0.5
 """Share of a lease after which a publication proves that the state is reachable for workers. It is longer
@@ -90,7 +129,10 @@ class KnownWorker:
     def finish(self, task_id: str, now_s: float) -> None:
         """A prefill is done. A view that was written before does not bring it back."""
         self._entered.pop(task_id, None)
-        self._done = {known: at_s for known, at_s in self._done.items() if now_s - at_s <= QUEUE_GRACE_S}
+        # A worker that has died lists its prefills until its lease is over.
+        listed = {task.task_id for task in self.published.queue} if self._done else ()
+        kept = {known: at_s for known, at_s in self._done.items() if now_s - at_s <= QUEUE_GRACE_S or known in listed}
+        self._done = kept
         self._done[task_id] = now_s
         self._view = None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, convert
 
 from ampd.errors import UserError
-from ampd.session_key import tenant_key
+from ampd.keys import tenant_key
 from ampd.state import codec
 from ampd.state.redis_connection import NO_CLUSTER, RedisConnection, Subscription, check_url
 from ampd.state.schema import (
@@ -32,7 +32,6 @@ from ampd.state.store import (
     FatalRequestError,
     Heard,
     Leadership,
-    LoadedRound,
     Overview,
     RoleAssigned,
     RouteOutcome,
@@ -295,23 +294,6 @@ class StateStore:
         # Readers ignore its entry in the index, which the next coordinator that publishes removes.
         """Remove a coordinator's view."""
         await self._connection.command("DEL", self._schema.coordinator(coordinator_id))
-
-    async def record_load(self, rounds: Sequence[LoadedRound], keep_s: float) -> None:
-        """Add rounds that ended to the recent load of the graph, which keeps them for `keep_s`."""
-        batch = codec.encode_load(rounds, self._clock())
-        await self._connection.script("record_load", [self._schema.load], [batch, ms(keep_s)])
-
-    async def recent_load(self) -> list[LoadedRound]:
-        """The rounds that were recorded, in any order, with times on this handle's clock."""
-        answer = await self._connection.script("load", [self._schema.load], [])
-        reader, batches = self._listed(answer, bytes)
-        rounds: list[LoadedRound] = []
-        for batch in batches:
-            try:
-                rounds += codec.decode_load(batch.partition(b" ")[2], self._clock() - reader.age_s(batch))
-            except codec.CodecError as error:
-                codec.warn_once(f"left out recorded load: {error}")
-        return rounds
 
     async def snapshot(self) -> list[WorkerView]:
         """All live workers with their queues and held sessions, at one moment."""

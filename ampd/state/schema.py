@@ -5,7 +5,7 @@ The hash tag `{namespace}` keeps a namespace's keys in one slot, so that one scr
 
 from __future__ import annotations
 
-from ampd.state.overlay import QUEUE_GRACE_S
+from ampd.state.known_worker import QUEUE_GRACE_S
 
 QUEUE_TTL_S = 60.0
 """Seconds from the last change to a worker's queue until the stored changes expire; a live worker's go much sooner."""
@@ -48,7 +48,6 @@ class Schema:
         self.leader = self.prefix + "leader"
         self.assigned = self.prefix + "assigned"
         self.live = self.prefix + "live"
-        self.load = self.prefix + "load"
         self.ended = self.prefix + "ended"
         self.events = self.prefix + "events"
         self.roles = self.prefix + "roles"

@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 from msgspec import Struct
 
 from ampd.errors import RunError
-from ampd.recent_load import RecentRound
 from ampd.types import CoordinatorView, PrefillTask, Role, Seconds, Text, WorkerView
 
 ViewT = TypeVar("ViewT")
@@ -172,10 +171,6 @@ class RoleAssigned(Event, frozen=True):
 
 
 StateEvent = WorkerUpdated | WorkerRemoved | TaskQueued | TaskDone | SessionEnded | RoleAssigned
-
-
-LoadedRound = tuple[str, RecentRound]
-"""(session, a round of it that has ended)."""
 
 
 @dataclass(frozen=True, slots=True)

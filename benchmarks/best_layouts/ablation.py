@@ -26,7 +26,7 @@ from benchmarks.best_layouts.table import ratio
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.campaign import Ledger
 from benchmarks.policies.contest import Point
-from benchmarks.policies.contestants import OURS, OURS_AHEAD, OURS_STATIC
+from benchmarks.policies.contestants import OURS, OURS_STATIC
 from benchmarks.policies.report import ratio_text
 from benchmarks.policies.settings import Setting
 
@@ -35,16 +35,15 @@ _FOUR_WORKERS = "2xTP"
 
 CHANGED = (
     replace(OURS_STATIC, label="fixed roles"),
-    replace(OURS, label="predictive roles"),
-    replace(OURS_AHEAD, label="binding least-kv", binding="least-kv"),
-    replace(OURS_AHEAD, label="sessions stay", moves="never"),
-    replace(OURS_AHEAD, label="any session may move", moves="any"),
-    replace(OURS_AHEAD, label="no long prefill local while decoding", routing="predictive(least_share=1)"),
-    replace(OURS_AHEAD, label="routing always-remote", routing="always-remote"),
-    replace(OURS_AHEAD, label="ordering fcfs", ordering="fcfs"),
-    replace(OURS_AHEAD, label="slicing whole", slicing="whole"),
+    replace(OURS, label="binding least-kv", binding="least-kv"),
+    replace(OURS, label="sessions stay", moves="never"),
+    replace(OURS, label="any session may move", moves="any"),
+    replace(OURS, label="no long prefill local while decoding", routing="predictive(least_share=1)"),
+    replace(OURS, label="routing always-remote", routing="always-remote"),
+    replace(OURS, label="ordering fcfs", ordering="fcfs"),
+    replace(OURS, label="slicing whole", slicing="whole"),
 )
-"""Ours looking ahead, with one term changed each."""
+"""Ours, with one term changed each."""
 
 
 class AblationSettings(Settings):
@@ -68,10 +67,10 @@ def outcomes(searcher: Searcher, setting: Setting, seeds: int) -> dict[str, Outc
     """By label, ours first."""
     starts = [first_start(setting)] * seeds
     found: dict[str, Outcome] = {}
-    for contestant in (OURS_AHEAD, *CHANGED):
+    for contestant in (OURS, *CHANGED):
         entry = Entry(contestant, setting)
         rates = [searcher.goodput(entry, seed, start) for seed, start in enumerate(starts)]
-        if contestant is OURS_AHEAD:
+        if contestant is OURS:
             # The others begin where ours ends, so that equal rates come out equal.
             starts = [
                 {each: rate or start[each] for each, rate in of.items()}
@@ -88,11 +87,11 @@ def outcomes(searcher: Searcher, setting: Setting, seeds: int) -> dict[str, Outc
 def table(by_setting: Mapping[str, Mapping[str, Outcome]]) -> str:
     """A row per term: the share of ours in each setting, the mean over the settings, and the costs."""
     rows = []
-    for label in (OURS_AHEAD.label, *(each.label for each in CHANGED)):
+    for label in (OURS.label, *(each.label for each in CHANGED)):
         row = [label]
         for criterion in CRITERIA:
             shares = [
-                ratio(found[label].rates[criterion], found[OURS_AHEAD.label].rates[criterion])
+                ratio(found[label].rates[criterion], found[OURS.label].rates[criterion])
                 for found in by_setting.values()
             ]
             means = [share[0] for share in shares if share and share[0]]
@@ -101,7 +100,7 @@ def table(by_setting: Mapping[str, Mapping[str, Outcome]]) -> str:
         row.append(f"{fmean(point.role_changes for point in points):.1f}" if points else "-")
         row.append(f"{100 * fmean(1 - point.local for point in points):.0f} %" if points else "-")
         rows.append(row)
-    heads = ["ours looking ahead, with"]
+    heads = ["ours, with"]
     for name in CRITERIA.values():
         heads += [*(f"{setting}, {name}" for setting in by_setting), f"mean, {name}"]
     return markdown_table.table([*heads, "changes of roles", "prefills elsewhere"], rows)

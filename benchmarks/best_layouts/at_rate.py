@@ -37,9 +37,9 @@ class AtRateSettings(Settings):
     entries: str = Field("", description="Only entries with one of these labels, separated by semicolons.")
     belief: str = Field(
         "1",
-        pattern=r"random|\d+(\.\d+)?",
+        pattern=r"(kept-)?(random|\d+(\.\d+)?)",
         description="What the policies take the model's times for: a factor, or `random` for 0.7 to 1.3 each for "
-        "prefill, decode and transfer.",
+        "prefill, decode and transfer. Workers correct it, unless `kept-` stands before it.",
     )
     state_delay_s: float = Field(0.0, ge=0, description="Age of the state that the policies see.")
     coordinators: int = Field(1, ge=1, le=100, description="Coordinators, each of which knows its own decisions first.")

@@ -13,19 +13,14 @@ from benchmarks.policies.contestants import (
     COLOCATED,
     COLOCATED_OURS,
     OURS,
-    OURS_AHEAD,
     OURS_STATIC,
     REFERENCES,
     RIVALS,
 )
 from benchmarks.policies.settings import Setting, paper_settings, real_settings
-from planner.simulator.cluster import parse_groups
+from planner.simulator.options import parse_groups
 
-OURS_FROM_EVEN = (
-    OURS_AHEAD,
-    replace(OURS, label="ours with predictive roles"),
-    OURS_STATIC,
-)
+OURS_FROM_EVEN = (OURS, OURS_STATIC)
 """Ours as it starts, on the even split. The first one is compared with all others."""
 _OUR_PARTS_ON_SPLITS = (OURS_STATIC, replace(OURS_STATIC, label="ours, mixed workers", are_mixed=True))
 _OUR_PARTS_COLOCATED = (

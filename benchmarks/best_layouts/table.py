@@ -60,7 +60,7 @@ def _summary(ratios: Sequence[float]) -> list[str]:
 
 
 def setting_table(outcomes: Outcomes, criterion: str) -> str:
-    """Ours looking ahead, against the best rival and the best of our parts."""
+    """Ours, against the best rival and the best of our parts."""
     recommended = OURS_FROM_EVEN[0].label
     rows = []
     for setting, seeds in outcomes.items():
@@ -72,7 +72,7 @@ def setting_table(outcomes: Outcomes, criterion: str) -> str:
             row.append(f"{goodput_text(mean_interval(values))} {label}".strip())
             row.append(ratio_text(_ratio(seeds, recommended, kind, criterion)))
         rows.append(row)
-    heads = ["setting", "seeds", "limit", "ours looking ahead"]
+    heads = ["setting", "seeds", "limit", "ours"]
     for name in _OTHERS.values():
         heads += [name, "ours over it"]
     return markdown_table.table(heads, rows)

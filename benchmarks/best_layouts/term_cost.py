@@ -3,8 +3,8 @@
     python -m benchmarks.best_layouts.term_cost --only "toolbench 2xTP2" --rate 9 --seconds 30
 
 A simulated round is nearly all decisions: its binding, its routing, the order of its queue and its slices. So the
-difference is the cost of the term, and of what changes because other decisions are made. Roles are fixed, because the
-looks of `look-ahead` would hide the rest. They have a row of their own. Simulations run in turns, on one thread.
+difference is the cost of the term, and of what changes because other decisions are made. Simulations run in turns, on
+one thread.
 """
 
 from __future__ import annotations
@@ -25,19 +25,12 @@ from benchmarks.best_layouts.ablation import CHANGED
 from benchmarks.best_layouts.entries import settings_named
 from benchmarks.circumstances import circumstances, in_words
 from benchmarks.policies.contest import Contestant, run
-from benchmarks.policies.contestants import OURS_AHEAD, OURS_STATIC
+from benchmarks.policies.contestants import OURS
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts.term_cost"
 
-
-_AHEAD = OURS_AHEAD.pools
-CONTESTANTS = (
-    OURS_STATIC,
-    replace(OURS_AHEAD, label="roles look-ahead"),
-    *(replace(each, pools="static") if each.pools == _AHEAD else each for each in CHANGED if each.pools != "static"),
-)
-"""Ours with fixed roles, and with one term changed each."""
+CONTESTANTS = (OURS, *CHANGED)
 
 
 class TermCostSettings(Settings):
@@ -69,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     for contestant, *times_us in zip(CONTESTANTS, *found, strict=True):
         shares = [time_us / ours_us for time_us, (ours_us, *_) in zip(times_us, found, strict=True)]
         rows.append([contestant.label, f"{median(times_us):.0f}", f"{median(shares):.2f}"])
-    print(markdown_table.table(["ours with fixed roles, and with", "CPU time of a round, us", "over ours"], rows))
+    print(markdown_table.table(["ours, with", "CPU time of a round, us", "over ours"], rows))
     return 0
 
 

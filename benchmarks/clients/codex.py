@@ -36,7 +36,7 @@ def rows(folder: Path, progress: Callable[[str], None]) -> list[Row]:
     home.mkdir()
     script.write_text("\n".join(map(json.dumps, _REPLIES)) + "\n", encoding="utf-8")
     flags = ["--engine", "modelled", "--port", "0", "--prefill", "1", "--decode", "1", "--routing", "always-remote"]
-    flags += ["--dyn-tool-call-parser", "hermes", "--max-wait", "0", "--replies", str(script)]
+    flags += ["--pools", "static", "--dyn-tool-call-parser", "hermes", "--max-wait", "0", "--replies", str(script)]
     with running_graph(flags, progress) as url:
         done = subprocess.run(
             command(program, url),

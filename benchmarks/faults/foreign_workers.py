@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from benchmarks.faults.aims import DEATH_AIM_S
 from benchmarks.faults.cluster import LiveGraph, Member
 from benchmarks.faults.fault import Action, Fault, Scene

@@ -11,8 +11,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from ampd.page_keys import PAGE_TOKENS
-from ampd.session_key import session_key
+from ampd.keys import PAGE_TOKENS, session_key
 from benchmarks.faults.cluster import LiveGraph, Member
 from benchmarks.faults.load import Agent, Client, Ending, RoundResult
 from benchmarks.faults.tokens import Expected

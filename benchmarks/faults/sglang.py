@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.tiny_model import TinyModel, tiny_model_path
 from benchmarks.faults import inside
 from benchmarks.faults.aims import DEATH_AIM_S, STOPPED_S, WOKEN_AIM_S, hung_engine_aim_s

@@ -17,7 +17,7 @@ import httpx
 from ampd.cli.serve.command import Expected, _missing
 from ampd.cli.session import run as run_session
 from ampd.errors import RunError, UserError
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.state.redis_store import StateStore
 from ampd.types import Role, WorkerView
 from benchmarks.fuzz.mutations import changed_bytes, changed_json

@@ -26,7 +26,7 @@ from benchmarks.fuzz.target import Target
 from planner.case_settings import PlanSettings
 from planner.plan_command import parse_degrees
 from planner.simulate_command import SimulateSettings, parse_rates
-from planner.simulator.cluster import parse_groups
+from planner.simulator.options import parse_groups
 from router.settings import CoordinatorSettings, context_length, vocabulary_size
 from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
@@ -65,6 +65,7 @@ _TESTER = {"id": "x", "block_size": 10, "requests": [
     {"t": 2.0, "type": "subagent",
      "requests": [{"t": 0.5, "type": "n", "in": 20, "out": 2, "hash_ids": [7], "api_time": 1.0}]},
 ]}  # fmt: skip
+_AT = "2026-06-09T13:42:47.091Z"
 _AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.9,110,27\n"
 
 _LINES: dict[str, list[Any]] = {
@@ -74,13 +75,39 @@ _LINES: dict[str, list[Any]] = {
                          {**_MOON, "request_id": "r2", "wait_for": ["r1"], "delay": 100, "tool_wait_ms": 200}],
     "dynamo": [{"event": {"event_type": "request_end", "agent_context": {"session_id": "s"}, "request": _ENDED}}] * 2,
     "tracelab": [_TRACELAB, {**_TRACELAB, "round_index": 1, "input_tokens_total": 150, "prefix_tokens": 64}],
+    "claude-code": [{"type": "user", "sessionId": "s", "uuid": "u", "parentUuid": None, "timestamp": _AT,
+                     "message": {"role": "user", "content": [{"type": "text", "text": "x"}]}},
+                    {"type": "assistant", "sessionId": "s", "uuid": "v", "parentUuid": "u", "timestamp": _AT,
+                     "message": {"id": "m", "content": [], "usage": {"input_tokens": 5, "output_tokens": 2}}}],
+    "codex": [{"timestamp": _AT, "type": "session_meta", "payload": {"id": "t"}},
+              {"timestamp": _AT, "type": "response_item", "payload": {"type": "message", "role": "assistant"}},
+              {"timestamp": _AT, "type": "event_msg", "payload": {"type": "token_count", "info": {
+                  "total_token_usage": {"input_tokens": 9}, "last_token_usage": {"input_tokens": 9}}}}],
+    "litellm": [{"call_type": "acompletion", "startTime": _AT, "endTime": _AT, "prompt_tokens": 9,
+                 "completion_tokens": 2, "messages": _TRAJECTORY, "response": {"choices": [{"message": {}}]}}],
+    "langfuse": [{"type": "GENERATION", "traceId": "t", "startTime": _AT, "usageDetails": {"input": 9, "output": 2},
+                  "input": _TRAJECTORY, "output": {"content": "x"}}],
+    "aiperf": [{"metadata": {"x_correlation_id": "c", "request_start_ns": 1_764_300_000_000_000_000},
+                "metrics": {"input_sequence_length": {"value": 9}, "output_sequence_length": {"value": 2}}}],
+    "bailian": [{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 9, "output_length": 2,
+                 "hash_ids": [1]}],
+    "openai-messages": [{"request": {"messages": _TRAJECTORY}, "response": {"choices": [{"message": {}}]}}],
 }  # fmt: skip
 _WHOLE: dict[str, Any] = {
     "tau-bench": [{"task_id": 3, "trial": 1, "traj": _TRAJECTORY}],
     "toolbench": _TOOLBENCH,
     "kv-cache-tester": _TESTER,
     "trail": {"trace_id": "one", "spans": [_SPAN]},
-}
+    "otel": {"resourceSpans": [{"scopeSpans": [{"spans": [
+        {"traceId": "a", "spanId": "b", "startTimeUnixNano": "1764300000000000000",
+         "attributes": [{"key": "gen_ai.usage.input_tokens", "value": {"intValue": "9"}},
+                        {"key": "gen_ai.operation.name", "value": {"stringValue": "chat"}}]}]}]}]},
+    "swe-agent": {"trajectory": [{"response": "x", "execution_time": 2.5}], "history": _TRAJECTORY},
+    "openhands": [{"source": "user", "action": "message", "timestamp": "2026-03-01T10:00:00"},
+                  {"source": "agent", "action": "run", "timestamp": "2026-03-01T10:00:02",
+                   "tool_call_metadata": {"model_response": {"id": "r", "usage": {"prompt_tokens": 9}}}}],
+    "sharegpt": [{"id": "a", "conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}],
+}  # fmt: skip
 
 _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
     (CoordinatorSettings, "--model /m --ttft 2 --itl 0.1 --routing predictive(overlap=1) --retries 3 --lease-s=5"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import msgpack
 
-from ampd.page_keys import KEY_BYTES
+from ampd.keys import KEY_BYTES
 from benchmarks.fuzz.mutations import changed, changed_bytes
 from benchmarks.fuzz.target import Target
 from tests.workers.kv.store.store_lab import RECORD, forget_all, store_of

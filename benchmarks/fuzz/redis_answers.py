@@ -83,7 +83,6 @@ _CALLS: dict[str, _Call] = {
         lambda value: value.assigned_ago_s is None or 0 <= value.assigned_ago_s < math.inf,
     ),
     "assign": _Call(lambda store: store.assign_role("c1", _ROLE, 5.0), 1, lambda value: type(value) is bool),
-    "load": _Call(lambda store: store.recent_load(), [_NOW_MS, _STAMP + b"[]"], lambda value: value == []),
     "snapshot": _Call(
         lambda store: store.snapshot(), _WORKERS, lambda views: all(isinstance(view, WorkerView) for view in views)
     ),

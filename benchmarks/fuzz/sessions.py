@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from benchmarks.fuzz.mutations import changed
 from benchmarks.fuzz.target import Target
 from router.session_control import SessionControl

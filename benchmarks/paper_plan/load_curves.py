@@ -18,8 +18,7 @@ from ampd.policies.registry import create_named
 from ampd.policies.routing.always_remote import AlwaysRemote
 from ampd.types import Parallelism, Slo
 from planner.layout.fluid import decode_rate, mean_stay, prefill_rate
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from workloads.trace import Session, retime
 

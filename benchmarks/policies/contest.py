@@ -16,8 +16,7 @@ from benchmarks.policies.settings import Setting
 from benchmarks.rate_search import RateSearch
 from benchmarks.sustained import in_time_share
 from planner.layout.trial import IN_TIME
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.results import meets
@@ -89,6 +88,9 @@ class Contestant:
         return replace(cluster, prefill=(), mixed=cluster.prefill) if self.are_mixed else cluster
 
 
+_KEPT = "kept-"
+
+
 @dataclass(frozen=True)
 class Condition:
     """What is unusual in a run.
@@ -96,8 +98,8 @@ class Condition:
     Attributes:
         arrivals: `poisson`, or a kind of recorded ones.
         belief: what the policies take the model's times for: a factor, or `random` for one in 0.7 .. 1.3 of its own
-            for prefill, decode and transfer, by the seed.
-        corrects_times: workers correct these times by what they measure.
+            for prefill, decode and transfer, by the seed. Workers correct it by what they measure, unless `kept-`
+            stands before it.
     """
 
     name: str = "usual"
@@ -105,24 +107,24 @@ class Condition:
     belief: str = "1"
     state_delay_s: float = 0.0
     coordinators: int = 1
-    corrects_times: bool = True
 
     def options(self, seed: int) -> SimulationOptions:
         return SimulationOptions(
             seed=seed,
             state_delay_s=self.state_delay_s,
             coordinators=self.coordinators,
-            corrects_times=self.corrects_times,
+            corrects_times=not self.belief.startswith(_KEPT),
         )
 
     def believed(self, model: PerformanceModel, seed: int) -> PerformanceModel:
         """What the policies decide with."""
-        if self.belief == "1":
+        belief = self.belief.removeprefix(_KEPT)
+        if belief == "1":
             return model
-        if self.belief == "random":
+        if belief == "random":
             rng = random.Random(f"{seed}/belief")
             return ScaledModel(model, *(rng.uniform(0.7, 1.3) for _ in range(3)))
-        return ScaledModel(model, *(float(self.belief),) * 3)
+        return ScaledModel(model, *(float(belief),) * 3)
 
 
 USUAL = Condition()

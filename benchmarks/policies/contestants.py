@@ -11,7 +11,6 @@ from benchmarks.policies.contest import Contestant
 
 OURS = Contestant("ours", "predictive", "on-time", "slack", "predictive", binding="predictive", moves=defaults.MOVES)
 OURS_STATIC = replace(OURS, label="ours with fixed roles", pools="static")
-OURS_AHEAD = replace(OURS, label="ours looking ahead", pools="look-ahead")
 COLOCATED_OURS = Contestant(
     "co-located ours",
     "always-local",
@@ -22,7 +21,7 @@ COLOCATED_OURS = Contestant(
     moves=defaults.MOVES,
 )
 """Our parts on machines that all do both phases: the strongest rival that is known."""
-OUR_PARTS = (OURS, OURS_STATIC, OURS_AHEAD, COLOCATED_OURS)
+OUR_PARTS = (OURS, OURS_STATIC, COLOCATED_OURS)
 
 _WIDE = "ampd(window=32)"
 AMPD = Contestant("ampd", "ampd", "ampd")

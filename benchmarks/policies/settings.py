@@ -9,7 +9,7 @@ from functools import cache
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.types import Slo
-from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
+from planner.simulator.options import Cluster, ReplicaGroup, parse_groups
 from workloads.trace import Session, load_trace, retime
 from workloads.trace_command import WORKLOADS, Lengths, generate
 

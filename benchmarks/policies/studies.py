@@ -31,10 +31,14 @@ _FLOOR = 0.01
 
 CONDITIONS = {
     "bursts": (Condition("conversation", arrivals="conversation"), Condition("coding", arrivals="coding")),
-    "wrong-model": (
-        Condition("times x0.7", belief="0.7"),
-        Condition("times x1.3", belief="1.3"),
-        Condition("prefill, decode and transfer each x0.7..1.3", belief="random"),
+    "wrong-model": tuple(
+        Condition(f"{name}{suffix}", belief=f"{kept}{belief}")
+        for name, belief in (
+            ("times x0.7", "0.7"),
+            ("times x1.3", "1.3"),
+            ("prefill, decode and transfer each x0.7..1.3", "random"),
+        )
+        for suffix, kept in (("", ""), (", not corrected", "kept-"))
     ),
     "stale": (Condition("state 200 ms old", state_delay_s=0.2),),
     "replicas": (Condition("3 coordinators, state 200 ms old", state_delay_s=0.2, coordinators=3),),

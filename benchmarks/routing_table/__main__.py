@@ -17,8 +17,7 @@ from benchmarks.routing_table.search import Fit, fit_table
 from benchmarks.routing_table.table_file import FittedOn, dump_table, write_table
 from planner.case_settings import CaseSettings
 from planner.simulate_command import parse_rates
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, SimulationOptions
 from workloads.trace import load_trace
 
 PROG = "python -m benchmarks.routing_table"

@@ -12,8 +12,7 @@ from ampd_rivals.ppd.table_file import RoutingTable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.types import Route, Slo
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, SimulationOptions
 from workloads.trace import Session, kept_tokens, retime
 
 LOADS = (0.0, 0.25, 0.5, 1.0)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from benchmarks.commit import commit
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import KINDS, LiveGraph, Member, live_graph

@@ -19,8 +19,8 @@ from pydantic import Field
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from ampd.cli.top import Collector, Row, Target
-from ampd.cli.top_screen import lines
+from ampd.cli.top import Target
+from ampd.cli.top_screen import Row, lines
 from ampd.documents import write_document
 from ampd.errors import RunError, guarded
 from ampd.perf.presets import load_performance_model
@@ -106,10 +106,11 @@ def svg(snapshot: Row, width: int) -> str:
 
 async def _look(url: str, rounds: int, client: subprocess.Popen[bytes]) -> Row:
     """The graph as soon as at least `rounds` rounds are in its window."""
-    collector = await Collector.connect(_target(url))
+    target = _target(url)
+    store = await target.connected()
     try:
         while True:
-            snapshot = await collector.read()
+            snapshot = await target.read(store)
             if snapshot["window"]["rounds"] >= rounds:
                 return {**snapshot, "state": ""}  # a path of this machine
             if client.poll() is not None:
@@ -118,7 +119,7 @@ async def _look(url: str, rounds: int, client: subprocess.Popen[bytes]) -> Row:
                 )
             await asyncio.sleep(0.5)
     finally:
-        await collector.close()
+        await store.close()
 
 
 def _target(url: str) -> Target:

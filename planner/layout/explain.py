@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampd.reports.figures import format_number
+from ampd.reports import format_number
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.fluid import Demand, memory_needs
 from planner.layout.layout import PlanCase

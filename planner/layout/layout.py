@@ -12,8 +12,7 @@ from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.types import ATTAINMENT, Parallelism, Role, Slo
 from planner.layout.population import Population
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from workloads.trace import Session
 
 Replicas = tuple[tuple[int, int], ...]

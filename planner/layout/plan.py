@@ -194,7 +194,10 @@ class _Planner:
                 return
 
     def _shown(self) -> list[Candidate]:
-        """The layouts with their figures. If the time was over before the best one had any, it gets a simulation."""
+        """The layouts with their figures. If the time was over before the best one had any, it gets a simulation.
+
+        A layout that attains no round is none.
+        """
         best, *others = self._search.best[: self._wishes.top]
         if best.seeds and not best.most:
             return []
@@ -202,7 +205,8 @@ class _Planner:
         if not _has_result(best, self._rate):
             task = replace(self._search.short_task(best), rate=self._rate, margin=None, keeps_result=True)
             best.first = self._trials.make(task)
-        return [best, *(each for each in others if _has_result(each, self._rate))]
+        shown = [best, *(each for each in others if _has_result(each, self._rate))]
+        return [each for each in shown if each.attainment(self._rate).mean]
 
 
 def _has_result(candidate: Candidate, rate: float) -> bool:

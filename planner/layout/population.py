@@ -20,7 +20,6 @@ from statistics import fmean
 from typing import NamedTuple
 
 from ampd.types import Slo
-from planner.simulator.options import UnderWay
 from workloads.trace import Session
 
 _STRATA = 10
@@ -142,10 +141,10 @@ class Served(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The sessions of a trial, and how far those are that were in progress when it began."""
+    """The sessions of a trial, and the tokens of those that were in progress when it began."""
 
     sessions: Mapping[str, Served]
-    under_way: Mapping[str, UnderWay]
+    idle_tokens: Mapping[str, int]
 
 
 class _Begun(NamedTuple):
@@ -169,7 +168,7 @@ def steady_load(
         most_tokens: a session whose context was longer is not in progress, because it was refused; 0: unlimited.
     """
     sessions: dict[str, Served] = {}
-    under_way: dict[str, UnderWay] = {}
+    idle_tokens: dict[str, int] = {}
     begun = _in_progress(population, rate, speed, random.Random(f"{seed}/in-progress"))
     # The memory evicts the session that was used least recently, so the order is that of their last use.
     for number, each in enumerate(sorted(begun, key=lambda each: each.used_s)):
@@ -178,14 +177,14 @@ def steady_load(
         if not 0 < most_tokens < max(contexts):
             name = f"begun-{number}"
             sessions[name] = _served(each.life, name, each.number, each.sent_s)
-            under_way[name] = UnderWay(contexts[-1], is_idle=True)
+            idle_tokens[name] = contexts[-1]
     draws, gaps = population.draws(random.Random(f"{seed}/draws")), random.Random(f"{seed}/arrivals")
     now_s, number = gaps.expovariate(rate), 0
     while now_s < seconds:
         life, name, number = next(draws), f"new-{number}", number + 1
         sessions[name] = _served(life, name, 0, now_s)
         now_s += gaps.expovariate(rate)
-    return Load(sessions, under_way)
+    return Load(sessions, idle_tokens)
 
 
 def _in_progress(population: Population, rate: float, speed: float, rng: random.Random) -> Iterator[_Begun]:

@@ -12,7 +12,7 @@ from itertools import chain, zip_longest
 from math import ceil
 from statistics import fmean
 
-from ampd.reports.figures import format_number
+from ampd.reports import format_number
 from ampd.types import Role
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, next_rate
 from planner.layout.fluid import costs_of, fewest_gpus, most_rate, proposals

@@ -203,12 +203,10 @@ class Horizon:
         )
         seconds = min(seconds, _LONGEST * most_s)
         sessions = rate * seconds
-        fill_s = min(_FILLS * _SPEED * population.start_s, _LONGEST * most_s)
+        fill_s = min(_SPEED * population.start_s, _LONGEST * most_s)
         return Span(fill_s, seconds, sessions, sessions * population.rounds)
 
 
-_FILLS = 1.0
-"""Decode batches fill for this number times as long as they need."""
 _MOST_ROUNDS = 300.0
 """Rounds per second and GPU. No layout carries as many, and a simulation of more of them would take too long."""
 _ROUND_TIMES = 5
@@ -339,7 +337,7 @@ class TrialTask:
             case.model,
             case.new_policies(),
             case.slo,
-            replace(case.options, under_way=load.under_way, until_s=until_s, gaps_from_s=gaps_from_s),
+            replace(case.options, idle_tokens=load.idle_tokens, until_s=until_s, gaps_from_s=gaps_from_s),
             on_round=on_round,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -15,13 +16,13 @@ from typing import Any
 
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.perf.presets import DEGREES, MODELS
+from ampd.perf.presets import DEGREES, MODELS, model_shape
 from ampd.perf.profile import PerformanceProfile
 from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from ampd.types import Role, Slo
-from planner.case_settings import PlanSettings
+from planner.case_settings import KvFormat, PlanSettings
 from planner.layout.explain import shortfall
 from planner.layout.layout import Layout, layout_label
 from planner.manifest.files import Object, base_objects, check_target, config_map, is_single_file, write_manifest
@@ -102,6 +103,8 @@ class Deployment:
         tool_call_parser, reasoning_parser: names of Dynamo's parsers for the model; None: it has none.
         profile: the performance model of the plan.
         kv_capacity_tokens: limit of the KV memory of every replica; None: as much as fits.
+        context_tokens: longest context; None: the model's.
+        kv_cache_dtype: format of the KV, as SGLang names it; None: the model's.
         store_gib_per_gpu: size of the KV stores.
         policy_modules: `AMPD_POLICY_MODULES` of the plan; empty: none.
         image: None leaves the base's.
@@ -117,6 +120,8 @@ class Deployment:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     kv_capacity_tokens: int | None = None
+    context_tokens: int | None = None
+    kv_cache_dtype: str | None = None
     store_gib_per_gpu: float = STORE_GIB_PER_GPU
     policy_modules: str = ""
     image: str | None = None
@@ -217,9 +222,10 @@ def _coordinator(component: dict[str, Any], deployment: Deployment) -> None:
         {
             "--model": deployment.model_path,
             "--model-name": deployment.model_name,
-            **{f"--{kind}": policy for kind, policy in deployment.policies.items()},
+            **{f"--{kind}": deployment.policies[kind] for kind in ("routing", "binding", "pools")},
             "--dyn-tool-call-parser": deployment.tool_call_parser,
             "--dyn-reasoning-parser": deployment.reasoning_parser,
+            "--context-length": _text(deployment.context_tokens),
         },
     )
 
@@ -240,7 +246,7 @@ def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deploym
     component = {**deepcopy(dict(template)), "name": f"{role}-tp{tp}", "replicas": count}
     component["sharedMemorySize"] = shared_memory(tp)
     main = main_container(component)
-    tokens = deployment.kv_capacity_tokens
+    kv_format = deployment.kv_cache_dtype
     main["args"] = with_flags(
         main["args"],
         {
@@ -250,11 +256,17 @@ def _group(template: Mapping[str, Any], role: Role, tp: int, count: int, deploym
             "--kv-store-gib": store_gib(tp, deployment.store_gib_per_gpu),
             "--ordering": deployment.policies["ordering"],
             "--slicing": deployment.policies["slicing"],
-            "--max-total-tokens": None if tokens is None else str(tokens),
+            "--max-total-tokens": _text(deployment.kv_capacity_tokens),
+            "--max-context-tokens": _text(deployment.context_tokens),
+            "--engine-args": None if kv_format is None else json.dumps({"kv_cache_dtype": kv_format}),
         },
     )
     main["resources"] = resources(tp, deployment.store_gib_per_gpu)
     return component
+
+
+def _text(number: int | None) -> str | None:
+    return None if number is None else str(number)
 
 
 # -- a plan's inputs and expectations as annotations, to compare with the figures of the running graph
@@ -376,6 +388,7 @@ def write_plan(
         )
     deployment = _deployment(settings, layouts[settings.manifest_layout - 1], model, result)
     warnings = _warnings(deployment, result["layouts"][settings.manifest_layout - 1])
+    warnings += _context_warnings(settings)
     deployment = replace(deployment, annotations=with_warnings(deployment.annotations, warnings))
     title = (
         f"{deployment.layout}: {deployment.layout.gpus} GPUs. The plan's expectations are in the graph's annotations."
@@ -405,6 +418,8 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         tool_call_parser=tool_calls,
         reasoning_parser=reasoning,
         kv_capacity_tokens=settings.kv_capacity_tokens,
+        context_tokens=settings.context,
+        kv_cache_dtype=None if settings.kv_cache_dtype is KvFormat.AUTO else settings.kv_cache_dtype,
         store_gib_per_gpu=settings.kv_store_gib_per_gpu or STORE_GIB_PER_GPU,
         policy_modules=os.environ.get(MODULES_VARIABLE, ""),
         image=settings.manifest_image,
@@ -436,6 +451,16 @@ def _needs(deployment: Deployment, path: Path) -> list[str]:
         f"({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}, and two Secrets:",
         *SECRETS,
         f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path}",
+    ]
+
+
+def _context_warnings(settings: PlanSettings) -> list[str]:
+    own_tokens = model_shape(settings.model).max_context_tokens if settings.model else settings.context
+    if settings.context is None or own_tokens is None or settings.context <= own_tokens:
+        return []
+    return [
+        f"contexts of {settings.context} tokens are longer than the {own_tokens} of the model's config.json; the "
+        "workers need its rope scaled, as with json_model_override_args in --engine-args"
     ]
 
 

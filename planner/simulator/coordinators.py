@@ -1,7 +1,6 @@
 """The coordinators of a simulation: each round is refused, or bound, routed and entered in a worker's queue.
 
-The pools policy is asked at intervals, and its changes of roles take effect at once. A slow policy may take a time to
-answer. Nothing else changes roles meanwhile, so that its answer always counts.
+The pools policy is asked at intervals, and its changes of roles take effect at once.
 """
 
 from __future__ import annotations
@@ -12,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 
-from ampd.policies.base import OtherPolicies, RoleChange
 from ampd.policies.capacity import is_within
-from ampd.recent_load import RecentRound
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
 from ampd.serving.placement import (
     ContextTooLongError,
@@ -25,9 +22,9 @@ from ampd.serving.placement import (
     prefill_task,
     with_room,
 )
-from ampd.serving.roles import DueChange, RoleReview, due_changes, rest_s
+from ampd.serving.roles import DueChange, RoleReview, due_changes
 from ampd.serving.shared_prefixes import shared_tokens, with_shared
-from ampd.types import PrefillTask, Route, RouteDecision, WorkerView
+from ampd.types import PrefillTask, WorkerView
 from planner.simulator.options import World
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.rounds import Rounds
@@ -72,7 +69,6 @@ class Coordinators:
         self._max_context_tokens = max_context_tokens
         self._rounds = rounds
         self._refused = refused
-        self._load = world.load
         self._prefixes = world.prefixes
         self._rng = random.Random(f"{world.options.seed}/coordinators")
         self.refusals = 0
@@ -84,11 +80,8 @@ class Coordinators:
         self._policies = PlacementPolicies(world.policies.binding, world.policies.routing, world.belief, self._rng)
 
     def send(self, session: ActiveSession) -> None:
-        """A round's request leaves its client. One that was under way when the simulation began left it before."""
+        """A round's request leaves its client."""
         sent_s = self._loop.now_s
-        if session.begun is not None:
-            self._place((session, sent_s - session.begun.waited_s))
-            return
         if self._options.dispatch_s:
             self._loop.at(sent_s + self._options.dispatch_s, self._place, (session, sent_s))
         else:
@@ -173,10 +166,8 @@ class Coordinators:
 
     def _route(self, round_: ActiveRound, coordinator: int) -> None:
         plan = self._plan(round_, coordinator)
-        begun = round_.session.begun
-        is_waiting = begun is not None and begun.prefill
         prefill = self._workers[plan.decision.worker_id]
-        if not is_waiting and (refusal := self._refusal(round_, plan.decode, prefill, coordinator)):
+        if refusal := self._refusal(round_, plan.decode, prefill, coordinator):
             self.refusals += 1
             back_s = self._loop.now_s + refusal.retry_after_s
             self._loop.at(back_s, self._place, (round_.session, back_s))
@@ -187,7 +178,6 @@ class Coordinators:
             self.moves[plan.move_reason] += 1
 
     def _plan(self, round_: ActiveRound, coordinator: int) -> Plan:
-        """The plan of a round. One that was in a queue when the simulation began stays in it."""
         record, session, decode = round_.record, round_.session, round_.decode
         prefill = self._views.prefill(coordinator)
         view = self._views.worker(coordinator, decode)
@@ -196,9 +186,6 @@ class Coordinators:
         shared_tokens = partial(self._shared, record.session_id)
         here = with_shared(task, shared_tokens([view]).get(view.worker_id, 0))
         record.missing_tokens = max(record.hist_tokens - self._options.page_size_tokens - here.hist_tokens, 0)
-        if session.begun is not None and session.begun.prefill:
-            decision = _resumed(session.begun.prefill, decode)
-            return Plan(view, decision, here).with_shared(shared_tokens([view, *prefill]))
         return self._policies.plan(
             PlanSituation(
                 task=task,
@@ -228,7 +215,7 @@ class Coordinators:
             session.session_id,
             prompt_tokens,
             held_tokens,
-            arrival_s=self._loop.now_s if session.begun is None else self._loop.now_s - session.begun.waited_s,
+            arrival_s=self._loop.now_s,
             slo=self._slo,
             session_missed=session.has_missed,
         )
@@ -243,21 +230,13 @@ class Coordinators:
             round_.session.moved_s = self._loop.now_s
             round_.decode.memory.resident.own(record.session_id)
             round_.holder.memory.resident.copy(record.session_id)
-        round_.session.decode, round_.session.begun = round_.decode, None
+        round_.session.decode = round_.decode
         round_.session.users.add(worker)
         if worker is not round_.decode:
             round_.session.users.add(round_.decode)
             worker.memory.resident.copy(record.session_id)
-        if self._load is not None:
-            round_.recent = RecentRound(record.sent_s, record.hist_tokens, round_.prompt_tokens)
-            self._load.add(record.session_id, round_.recent)
         self._views.entered(coordinator, worker, plan.task)
         self._rounds.enter(round_, plan.task, fetches=plan.source is not None)
-
-
-def _resumed(prefill: str, decode: SimulatedWorker) -> RouteDecision:
-    """The route of a round that is in a queue already."""
-    return RouteDecision(Route.LOCAL if prefill == decode.worker_id else Route.REMOTE, prefill, "under-way")
 
 
 class RoleKeeper:
@@ -276,24 +255,13 @@ class RoleKeeper:
         self.role_flips = 0
         self._loop = world.loop
         self._interval_s = world.options.pools_interval_s
-        policies, options = world.policies, world.options
-        self._is_idle = policies.pools.is_idle
-        self._answer_s = options.pools_answer_s if policies.pools.is_slow else 0.0
+        self._is_idle = world.policies.pools.is_idle
         self._review = RoleReview(
-            policies.pools,
+            world.policies.pools,
             world.belief,
             world.slo,
             random.Random(f"{world.options.seed}/pools"),
-            OtherPolicies(
-                policies.binding,
-                policies.routing,
-                policies.ordering,
-                policies.slicing,
-                moves=options.moves,
-                hand_over_pass=options.hand_over_pass,
-            ),
         )
-        self._load = world.load
         self._workers = {worker.worker_id: worker for worker in workers}
         self._views = views
         self._is_over = is_over
@@ -308,23 +276,10 @@ class RoleKeeper:
         if self._is_over():
             return
         now_s = self._loop.now_s
-        load = {} if self._load is None else self._load.until(now_s)
-        situation = self._review.situation(self._views.workers(0), now_s, self._changed_s, load, self._answer_s)
-        changes, answer_s = self._review.policy.change(situation), self._answer_s
-        if answer_s and changes:
-            self._loop.at(now_s + answer_s, self._answered, changes)
-        else:
-            self._make(situation.workers, changes)
-        next_s = now_s + answer_s + rest_s(self._review.policy, answer_s)
-        self._loop.at(max(now_s + self._interval_s, next_s), self._ask)
-
-    def _answered(self, changes: Sequence[RoleChange]) -> None:
-        if not self._is_over():
-            self._make(self._views.workers(0), changes)
-
-    def _make(self, workers: Sequence[WorkerView], changes: Sequence[RoleChange]) -> None:
-        for due in due_changes(workers, changes).changes:
+        workers = self._views.workers(0)
+        for due in due_changes(workers, self._review.wanted(workers, now_s, self._changed_s)).changes:
             self._apply(due)
+        self._loop.at(now_s + self._interval_s, self._ask)
 
     def _apply(self, due: DueChange) -> None:
         change, before = due.change, due.before

@@ -1,24 +1,119 @@
-"""The policies and options of a simulation, and what all of its parts share."""
+"""What a simulation is of: the cluster, its policies, and the options of the simulator."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.errors import UserError
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
-from ampd.recent_load import RecentLoad
 from ampd.serving.roles import POOLS_INTERVAL_S
-from ampd.types import WINDOW_S, Moves, Parallelism, Slo
+from ampd.types import WINDOW_S, Moves, Parallelism, Role, Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.outcome import GapRun, Span
 from planner.simulator.shared_prefixes import SessionPrefix
+
+_GROUP = re.compile(r"(\d{1,6})x(?:TP)?(\d{1,6})", re.IGNORECASE | re.ASCII)
+_SEPARATOR = re.compile("[,+]")
+"""Users write a comma. Plans and tables show a plus."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """Equal worker replicas.
+
+    Attributes:
+        kv_capacity_tokens: KV memory of one replica; 0: unlimited.
+        kv_store_tokens: host memory of one replica for sessions between rounds; 0: no store, they stay in KV memory.
+    """
+
+    replicas: int
+    parallelism: Parallelism
+    kv_capacity_tokens: int = 0
+    kv_store_tokens: int = 0
+
+    @property
+    def gpus(self) -> int:
+        return self.replicas * self.parallelism.tp
+
+    def __str__(self) -> str:
+        return f"{self.replicas}xTP{self.parallelism.tp}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A deployment. With decode workers only it is co-located: they do all the prefills of their sessions themselves.
+
+    Attributes:
+        max_context_tokens: longest context of the model; 0: unlimited.
+    """
+
+    decode: tuple[ReplicaGroup, ...]
+    prefill: tuple[ReplicaGroup, ...] = ()
+    max_context_tokens: int = 0
+    mixed: tuple[ReplicaGroup, ...] = ()
+
+    @property
+    def groups(self) -> Mapping[Role, tuple[ReplicaGroup, ...]]:
+        """The groups by role, in the order in which results list their workers."""
+        return {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}
+
+    @property
+    def gpus(self) -> int:
+        return sum(group.gpus for groups in self.groups.values() for group in groups)
+
+    @property
+    def is_colocated(self) -> bool:
+        return not self.prefill and not self.mixed
+
+    def colocated(self) -> Cluster:
+        """The same replicas, each with sessions of its own only, whose prefills it does itself."""
+        every = [group for groups in self.groups.values() for group in groups]
+        return replace(self, decode=merged(every), prefill=(), mixed=())
+
+    def __str__(self) -> str:
+        texts = {role: "+".join(map(str, groups)) for role, groups in self.groups.items() if groups}
+        if self.is_colocated:
+            return f"co-located {texts[Role.DECODE]}"
+        return ", ".join(f"{role} {text}" for role, text in texts.items())
+
+
+def merged(groups: Sequence[ReplicaGroup]) -> tuple[ReplicaGroup, ...]:
+    """Equal replicas joined into one group, the smallest degree first."""
+    replicas = Counter[tuple[int, int, int]]()
+    for group in groups:
+        replicas[group.parallelism.tp, group.kv_capacity_tokens, group.kv_store_tokens] += group.replicas
+    return tuple(
+        ReplicaGroup(count, Parallelism(tp), capacity, store)
+        for (tp, capacity, store), count in sorted(replicas.items())
+    )
+
+
+def parse_groups(text: str, flag: str) -> tuple[tuple[int, Parallelism], ...]:
+    """(replicas, parallelism) of a text such as `2xTP4`, `2xTP4,1xTP8`, or `2xTP4+1xTP8`; `0` or `none`: no group.
+
+    Raises:
+        UserError: the text does not fit; the line names `flag`.
+    """
+    if text.strip().lower() in ("", "0", "none"):
+        return ()
+    groups = [_GROUP.fullmatch(part.strip()) for part in _SEPARATOR.split(text)]
+    pairs = [(int(match[1]), Parallelism(int(match[2]))) for match in groups if match]
+    if len(pairs) < len(groups) or any(replicas < 1 or theta.tp < 1 for replicas, theta in pairs):
+        raise UserError(f"{flag}: give replicas and their tensor parallelism as 2xTP4 or 2xTP4,1xTP8 (given: {text!r})")
+    return tuple(pairs)
+
+
+# -- The policies and options of a simulation, and what all of its parts share
 
 _WHOLE = WholeSlicing()
 _STATIC = StaticPools()
@@ -33,26 +128,6 @@ class Policies:
     ordering: OrderingPolicy
     slicing: SlicingPolicy = _WHOLE
     pools: PoolsPolicy = _STATIC
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """How far a session is when its first round of the simulation arrives.
-
-    Attributes:
-        context_tokens: before that round.
-        owner: id of the worker that it belongs to, whatever its role is; "": it is placed where the least KV is.
-        prefill: id of the worker in whose queue the round is already; "": it is routed.
-        waited_s: time since the round was sent.
-        is_idle: it is between two rounds until then. Its KV is there from the beginning, and may be evicted. Idle
-            sessions are listed in the order of their last use.
-    """
-
-    context_tokens: int
-    owner: str = ""
-    prefill: str = ""
-    waited_s: float = 0.0
-    is_idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +147,15 @@ class SimulationOptions:
             decisions at once.
         coordinators: replicas. Each round goes to a random one.
         pools_interval_s: how often the pools policy is asked.
-        pools_answer_s: time that a slow pools policy takes to answer. Its changes are made then, and it rests as in a
-            live graph.
         max_wait: longest predicted wait of a round in TTFT targets (`ampd.serving.admission`). A refused round comes
             back after the time that its refusal names. 0: no round is refused.
         moves: which sessions may move to another owner between two rounds (`ampd.serving.moves`).
         knows_prefixes: decisions know the prefixes that workers hold for several sessions. False shows the gain,
             because the KV is shared all the same.
         corrects_times: workers correct wrong times by what they measure. False shows the gain.
-        under_way: session id -> how far it is, of the sessions that are under way when the simulation begins.
+        idle_tokens: session id -> tokens of its context, of the sessions that are between two rounds when the
+            simulation begins, in the order of their last use. Their KV is there from the beginning, on the workers
+            that own the least KV, and may be evicted.
         gaps_from_s: virtual time from which the gaps between tokens are recorded.
         until_s: virtual time at which the simulation stops, whatever is under way.
         keeps_timeline: record the activities of every worker with their times, for reports.
@@ -96,12 +171,11 @@ class SimulationOptions:
     state_delay_s: float = 0.0
     coordinators: int = 1
     pools_interval_s: float = POOLS_INTERVAL_S
-    pools_answer_s: float = 0.0
     max_wait: float = 0.0
     moves: Moves = defaults.MOVES
     knows_prefixes: bool = True
     corrects_times: bool = True
-    under_way: Mapping[str, UnderWay] = field(default_factory=dict)
+    idle_tokens: Mapping[str, int] = field(default_factory=dict)
     gaps_from_s: float = 0.0
     until_s: float = inf
     keeps_timeline: bool = False
@@ -118,7 +192,6 @@ class World:
         gaps: gaps between tokens, in order of their end.
         spans: where the timeline is recorded; None: nowhere.
         prefixes: session id -> the prefix that it shares with others, of the sessions that do.
-        load: where the rounds of the last minutes are recorded, for the pools policy; None: it reads no load.
     """
 
     loop: EventLoop
@@ -129,7 +202,6 @@ class World:
     options: SimulationOptions
     gaps: list[GapRun]
     spans: list[Span] | None
-    load: RecentLoad | None = None
     prefixes: dict[str, SessionPrefix] = field(default_factory=dict)
 
     def times_of(self, parallelism: Parallelism) -> CorrectedModel | None:

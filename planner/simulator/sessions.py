@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from ampd.recent_load import RecentRound
 from ampd.serving.moves import drops_history
 from ampd.serving.prefill_queue import QueueEntry
 from ampd.types import PrefillTask
-from planner.simulator.options import UnderWay, World
+from planner.simulator.options import World
 from planner.simulator.outcome import SimulatedRound
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.worker import SimulatedWorker
@@ -20,7 +19,6 @@ class ActiveSession:
     """A session and how far it has come.
 
     Attributes:
-        begun: how far it was when the simulation began, until its first round is on its way.
         decode: the worker it is bound to, from its first round on.
         moved_s: when it moved to another owner last.
         users: workers that may hold KV of it.
@@ -29,7 +27,6 @@ class ActiveSession:
     def __init__(self, session: Session) -> None:
         self.session_id = session.session_id
         self.rounds: tuple[Round, ...] = session.rounds
-        self.begun: UnderWay | None = None
         self.index = 0
         self.context_tokens = 0
         self.decode: SimulatedWorker | None = None
@@ -59,7 +56,6 @@ class ActiveRound:
         self.entry: QueueEntry | None = None
         self.is_started = False
         self.fetched = False
-        self.recent: RecentRound | None = None
 
     @property
     def moves(self) -> bool:
@@ -116,47 +112,36 @@ class SessionRunner:
         self._slo = world.slo
         self._prefixes = world.prefixes
         self._page_tokens = world.options.page_size_tokens
-        self._under_way = world.options.under_way
-        self._workers = {worker.worker_id: worker for worker in workers}
-        self._given_tokens = {worker.worker_id: 0 for worker in workers if worker.role.owns_sessions}
-        for begun in self._under_way.values():
-            if begun.owner in self._given_tokens:
-                self._given_tokens[begun.owner] += begun.context_tokens
+        self._idle_tokens = world.options.idle_tokens
+        self._owners = [worker for worker in workers if worker.role.owns_sessions]
+        self._given_tokens = [0] * len(self._owners)
         self._send = send
         self._on_round = on_round
 
     def arrive(self, session: Session) -> None:
         """The session's first round is sent now."""
-        self._send(self._begun(session))
+        self._send(self._active(session))
 
     def wait(self, session: Session) -> None:
         """The session is between two rounds now. The next one is sent when it arrives."""
-        self._loop.at(session.arrival_s, self._send, self._begun(session))
+        self._loop.at(session.arrival_s, self._send, self._active(session))
 
-    def _begun(self, session: Session) -> ActiveSession:
+    def _active(self, session: Session) -> ActiveSession:
         active = ActiveSession(session)
         if session.shared_prefix is not None:
             page = self._page_tokens
             tokens = session.shared_prefix.tokens // page * page
             self._prefixes[session.session_id] = SessionPrefix(session.shared_prefix.id, tokens)
-        if (begun := self._under_way.get(session.session_id)) is not None:
-            self._bind(active, begun)
+        if (tokens := self._idle_tokens.get(session.session_id, 0)) > 0:
+            self._bind(active, tokens)
         return active
 
-    def _bind(self, session: ActiveSession, begun: UnderWay) -> None:
-        """Bind a session that is under way to its owner. The owner holds its KV, as far as there is room.
-
-        One of no known owner goes to the worker that owns the least KV.
-        """
-        session.begun = begun
-        owner, tokens = begun.owner, begun.context_tokens
-        if not owner and not tokens:
-            return
-        if not owner:
-            owner = min(self._given_tokens, key=lambda each: self._given_tokens[each])
-            self._given_tokens[owner] += tokens
-        worker = self._workers[owner]
-        if tokens and worker.memory.reserve(session.session_id, tokens):
+    def _bind(self, session: ActiveSession, tokens: int) -> None:
+        """Bind an idle session to the worker that owns the least KV. It holds the session's KV, if there is room."""
+        place = self._given_tokens.index(min(self._given_tokens))
+        self._given_tokens[place] += tokens
+        worker = self._owners[place]
+        if worker.memory.reserve(session.session_id, tokens):
             worker.memory.settle(session.session_id, tokens)
         session.context_tokens = tokens
         session.decode = worker
@@ -169,10 +154,7 @@ class SessionRunner:
         if record.output_tokens > 1 and record.ttft_s is not None:
             record.itl_s = (record.e2e_s - record.ttft_s) / (record.output_tokens - 1)
         session.context_tokens = round_.prompt_tokens + record.output_tokens
-        is_met = self._slo.met(record.ttft_s, record.itl_s)
-        session.has_missed = session.has_missed or not is_met
-        if round_.recent is not None:
-            round_.recent.end(now_s, record.output_tokens, is_met)
+        session.has_missed = session.has_missed or not self._slo.met(record.ttft_s, record.itl_s)
         self._leave_history(round_)
         session.index += 1
         if session.index == len(session.rounds):

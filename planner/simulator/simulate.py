@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from ampd.perf.model import PerformanceModel
-from ampd.recent_load import RecentLoad
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import Slo
-from planner.simulator.cluster import Cluster
 from planner.simulator.coordinators import Coordinators, RoleKeeper
 from planner.simulator.events import EventLoop
-from planner.simulator.options import Policies, SimulationOptions, World
+from planner.simulator.options import Cluster, Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.rounds import Rounds
 from planner.simulator.sessions import SessionRunner
@@ -53,7 +51,6 @@ def simulate(
         options=options,
         gaps=[],
         spans=[] if options.keeps_timeline else None,
-        load=RecentLoad(policies.pools.load_s) if policies.pools.load_s else None,
     )
     loop = world.loop
     workers = [
@@ -71,9 +68,8 @@ def simulate(
     keeper = RoleKeeper(world, workers, views, lambda: runner.sessions_over == len(sessions))
     keeper.start()
     coming = {session.session_id: session for session in sessions}
-    for session_id, begun in options.under_way.items():
-        if begun.is_idle:
-            runner.wait(coming.pop(session_id))
+    for session_id in options.idle_tokens:
+        runner.wait(coming.pop(session_id))
     for session in coming.values():
         loop.at(session.arrival_s, runner.arrive, session)
     if options.gaps_from_s:

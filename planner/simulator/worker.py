@@ -11,14 +11,13 @@ from typing import Any
 
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.prefill_queue import PrefillQueue
-from ampd.state.overlay import SAMPLE_INTERVAL_S, merge
+from ampd.state.known_worker import SAMPLE_INTERVAL_S, merge
 from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
-from planner.simulator.cluster import ReplicaGroup
 from planner.simulator.engine import SimulatedEngine
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory, KvStore, Reloads
-from planner.simulator.options import World
+from planner.simulator.options import ReplicaGroup, World
 
 _NO_WINDOW = Window()
 

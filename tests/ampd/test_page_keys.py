@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.page_keys import KEY_BYTES, page_keys
+from ampd.keys import KEY_BYTES, page_keys
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=80)
 TENANTS = st.text(max_size=20)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.session_key import is_session_key, session_key, tenant_key
+from ampd.keys import is_session_key, session_key, tenant_key
 
 TEXTS = st.text(st.characters(), max_size=8)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampd.session_key import MAX_TENANT_CHARS, tenant_of
+from ampd.keys import MAX_TENANT_CHARS, tenant_of
 
 
 @pytest.mark.parametrize("routing", [None, {}, {"cache_salt": None}, {"cache_salt": ""}, {"priority": 3}])

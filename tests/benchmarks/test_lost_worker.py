@@ -23,9 +23,9 @@ def test_rounds_count_by_when_they_were_sent_and_failed_ones_are_missed() -> Non
 
 def test_the_table_has_medians_and_each_run() -> None:
     run = {"before": 1.0, "soon": 0.5, "later": 0.75, "failed": 2, "changes_before": 0.0, "changes_after": 1.0}
-    text = table({"static": [run, run | {"later": 0.25}], "look-ahead": [run | {"later": None}]})
+    text = table({"static": [run, run | {"later": 0.25}], "predictive": [run | {"later": None}]})
     assert "| `static` | 100.0 % | 50.0 % | 50.0 % | 75.0 %, 25.0 % | 2, 2 | 0, 0 | 1, 1 |" in text
-    assert text.splitlines()[-1].startswith("| `look-ahead` | 100.0 % | 50.0 % | - |  | 2 |")
+    assert text.splitlines()[-1].startswith("| `predictive` | 100.0 % | 50.0 % | - |  | 2 |")
     assert table({"static": [run | {"changes_after": None}, run]}).splitlines()[-1].endswith("| graph ended, 1 |")
     with pytest.raises(KeyError):
         table({"static": [{}]})
@@ -35,4 +35,4 @@ def test_an_unknown_way_to_choose_roles_is_refused_in_one_line(capsys: pytest.Ca
     with pytest.raises(SystemExit) as refused:
         main(["--pools", "static,magic"])
     assert refused.value.code == 2
-    assert "--pools: magic is not one of static, predictive, look-ahead" in capsys.readouterr().err
+    assert "--pools: magic is not one of static, predictive" in capsys.readouterr().err

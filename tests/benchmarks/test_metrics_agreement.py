@@ -19,7 +19,20 @@ SLO = Slo(1.0, 5.0)
 
 def test_the_metrics_of_a_loaded_graph_agree_with_the_client(tmp_path: Path) -> None:
     # No admission: a refused round would count at the client, and not as a round at the coordinators.
-    serve = ["--engine", "modelled", "--prefill", "1", "--decode", "2", "--coordinators", "2", "--max-wait", "0"]
+    serve = [
+        "--engine",
+        "modelled",
+        "--prefill",
+        "1",
+        "--decode",
+        "2",
+        "--coordinators",
+        "2",
+        "--pools",
+        "static",
+        "--max-wait",
+        "0",
+    ]
     sessions = retime(load_trace("tau-bench-airline"), 4.0, 0, 24)
     client, scraped = replayed(tmp_path, serve, sessions, SLO)
     rows = compared(client, scraped)

@@ -34,7 +34,7 @@ def test_a_file_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
 
 
 def test_titles_become_names_of_files() -> None:
-    assert file_name("target map qwen3-32b toolbench l40s, rounds") == "target-map-qwen3-32b-toolbench-l40s-rounds.csv"
+    assert file_name("study qwen3-32b toolbench l40s, rounds") == "study-qwen3-32b-toolbench-l40s-rounds.csv"
     assert as_csv("| a |\n| --- |\n| 1 |", ["x"]) == "# x\na\n1\n"
 
 
@@ -66,9 +66,8 @@ def test_the_pages_and_the_results_lead_to_each_other() -> None:
 
 
 _SHOWN = {
-    "fixed roles, the default": "ours with fixed roles",
-    "`--pools look-ahead`": "ours looking ahead",
-    "`--pools predictive`": "ours with predictive roles",
+    "fixed roles (`--pools static`)": "ours with fixed roles",
+    "the default": "ours with predictive roles",
     "any policy at all, at most": "limit",
 }
 """How the pages call the rows of the summary."""
@@ -77,9 +76,9 @@ _SHOWN = {
 @pytest.mark.parametrize(
     ("page", "before", "criterion", "rows"),
     [
-        ("docs/policies-benchmark.md", "Rounds:", "rounds", 4),
-        ("docs/policies-benchmark.md", "Sessions:", "sessions", 4),
-        ("README.md", "## How it decides", "rounds", 3),
+        ("docs/policies-benchmark.md", "Rounds:", "rounds", 3),
+        ("docs/policies-benchmark.md", "Sessions:", "sessions", 3),
+        ("README.md", "## How it decides", "rounds", 2),
     ],
 )
 def test_the_pages_show_the_figures_of_the_search(page: str, before: str, criterion: str, rows: int) -> None:

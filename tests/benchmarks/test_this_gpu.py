@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from ampd.perf.gpus import GPUS  # noqa: E402
-from benchmarks.this_gpu import preset  # noqa: E402
+from benchmarks.this_gpu import DenseModel, preset  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_an_unknown_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA RTX 4090")
     with pytest.raises(SystemExit, match="no preset for NVIDIA RTX 4090"):
         preset()
+
+
+def test_a_dense_model_has_the_dimensions_of_its_preset() -> None:
+    model = DenseModel.of("llama-3.1-8b")
+    assert (model.layers, model.heads, model.kv_heads, model.head_dim, model.intermediate) == (32, 32, 8, 128, 14336)
+    assert 2 * model.layers * model.kv_heads * model.head_dim * 2 == model.shape.kv_bytes_per_token

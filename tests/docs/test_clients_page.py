@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.state.redis_store import StateStore
 from ampd.tiny_model import tiny_model_path
 from benchmarks.clients import aiperf, codex

@@ -186,6 +186,7 @@ class Graph:
             "0.1",
             *([] if "--lease-s" in flags else LEASE),
             *([] if "--perf" in flags else ["--perf", "tiny-cpu"]),
+            *([] if "--pools" in flags else ["--pools", "static"]),
         ]
         model = ["--model", str(tiny_model_path()), "--model-name", MODEL, "--dyn-tool-call-parser", "hermes"]
         return self._start("coordinator", module, *model, "--routing", routing, *shared, *flags)

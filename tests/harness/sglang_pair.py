@@ -17,7 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.harness.forked_engines import DEVICE
 from tests.waiting import until

@@ -14,23 +14,23 @@ import pytest
 from zmq import PAIR
 from zmq.asyncio import Context
 
+import workers.round_ends
 from ampd.background_tasks import SupervisedTask
+from ampd.call_signatures import Signer
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.round_end import Running
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
 from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from benchmarks.structure import modules
+from router import round_ends
 from router.coordinator_publisher import CoordinatorViewPublisher
-from router.decision_record import DecisionRecord, RoundFacts
-from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
-from router.load_recorder import LoadRecorder
 from router.pools import PoolsKeeper
 from router.presence import Presence
-from router.served import ServedRound
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
@@ -159,18 +159,32 @@ async def test_the_role_listener_listens_again() -> None:
     await listener.stop()
 
 
-@breaks("stream-guard")
+@breaks("untold-rounds")
 @virtually
-async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
-    guard = StreamGuard(view, silent_s=1.0, interval_s=0.01)
-    checks: list[None] = []
-    check = FailsOnce(lambda: checks.append(None))
-    check.is_armed = True
-    monkeypatch.setattr(guard, "check", check)
-    guard.start()
-    await until(lambda: checks)
-    await guard.stop()
+async def test_a_coordinator_asks_for_its_rounds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: Any = round_ends.RoundEnds(None, None)  # type: ignore[arg-type]
+    looks: list[float] = []
+    look = FailsOnce(looks.append)
+    look.is_armed = True
+    monkeypatch.setattr(ends, "forget_lost", look)
+    ends.start()
+    await until(lambda: looks)
+    await ends.stop()
+
+
+@breaks("running-rounds")
+@virtually
+async def test_a_worker_names_its_rounds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = workers.round_ends.RoundEnds("w", Signer((), "w"))
+    ends.begins("127.0.0.1:1", "r")
+    told: list[Any] = []
+    tell = FailsOnce(told.append)
+    tell.is_armed = True
+    monkeypatch.setattr(ends._links["127.0.0.1:1"], "tell", tell)
+    ends.start()
+    await until(lambda: told)
+    assert told == [Running(["r"])]
+    await ends.stop()
 
 
 @breaks("lease-probe")
@@ -236,8 +250,7 @@ async def test_the_publisher_publishes_again() -> None:
 class AsksOften:
     """A pools policy that is asked each time and changes nothing."""
 
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
+    is_idle = False
 
     def __init__(self) -> None:
         self.change = FailsOnce(self._noted)
@@ -262,39 +275,6 @@ async def test_roles_are_assigned_again() -> None:
         assert policy.change.has_failed
         assert keeper.is_leading
         await keeper.stop()
-
-
-@breaks("load-recorder")
-@virtually
-async def test_the_recorder_of_the_load_writes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = MemoryStore(MemoryState())
-    write = FailsOnce(store.record_load)
-    write.is_armed = True
-    monkeypatch.setattr(store, "record_load", write)
-    recorder = LoadRecorder(store, LEASE_S)
-    recorder.start()
-    recorder(complete_round())
-    await until(lambda: write.has_failed)
-    recorder(complete_round())
-    async with asyncio.timeout(PATIENCE_S):
-        while not await store.recent_load():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    await recorder.stop()
-
-
-def complete_round() -> ServedRound:
-    record = DecisionRecord(RoundFacts("s", "ampd", "key"))
-    return ServedRound(
-        record,
-        Slo(1.0, 0.1),
-        is_initial=False,
-        is_complete=True,
-        ttft_s=0.5,
-        itl_s=0.05,
-        output_tokens=7,
-        was_left=False,
-        lasted_s=2.0,
-    )
 
 
 @breaks("coordinator-publisher")

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.state.embedded import EmbeddedRedis
 from ampd.types import Role
 from tests.harness.graph import SHORT_LEASE, Graph, completion, events, profile, record, session

@@ -11,7 +11,7 @@ import openai
 import pytest
 import pytest_asyncio
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.types import Role
 from tests.harness.graph import HELLO, MODEL, Graph, chat, completion, events, profile, record, session
 from tests.waiting import PATIENCE_S, until

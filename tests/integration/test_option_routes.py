@@ -8,7 +8,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from tests.harness.graph import HELLO, Graph, chat, profile, session
 from tests.waiting import PATIENCE_S, until
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from ampd.cli.serve.graph import system_environment, system_url
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.state.redis_store import StateStore
 from ampd.telemetry.metrics import names
 from tests.harness.graph import HELLO, MODEL, Graph, chat, profile, record

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from ampd.cli.serve.graph import system_environment, system_url
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from tests.harness.graph import Graph, chat, profile, session
 from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S, until

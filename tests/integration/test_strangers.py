@@ -14,7 +14,7 @@ import pytest_asyncio
 from dynamo.runtime import Context
 
 from ampd.call_signatures import SIGNATURE, Signer
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.types import Role, WorkerView
 from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, METADATA_PREFIX, PREFILL_ENDPOINT
 from tests.harness.driver import Driver, driving, message

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from tools.demo import ampd_command, running_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,7 +11,7 @@ import yaml
 
 import ampd
 from ampd.settings import parse_settings
-from ampd.telemetry.metrics.system import LIVENESS_PATH
+from ampd.telemetry.metrics.exposition import LIVENESS_PATH
 from tests.k8s.pods import COMPONENT, Pod, command_line, environment, pods, selects
 from tests.k8s.rendering import (
     ALL,

@@ -13,7 +13,6 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, NoPermissionError
 
-from ampd.recent_load import RecentRound
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.schema import Schema
 from ampd.state.store import (
@@ -92,9 +91,6 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     await store.publish_coordinator(CoordinatorView("c1", Slo(ttft_s=1.0, itl_s=0.05)), 60.0)
     assert (await store.overview()).workers
     await store.remove_coordinator("c1")
-    ended = RecentRound(0.0, 0, 16, 1.0, 4, is_met=True)
-    await store.record_load([("s1", ended)], 60.0)
-    assert [name for name, _ in await store.recent_load()] == ["s1"]
     await store.end_session("s1")
     assert await store.ended_sessions() == ["s1"]
     assert await store.record_death("prompt", "d1") == 1
@@ -102,6 +98,8 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     await store.remove_worker("d1")
     assert await anext(events)
     assert await store.ping() > 0
+    assert await store.server_mode() in ("standalone", "")
+    assert list(store.readings(is_available=True))
     assert store.refused_ago_s() == float("inf")
     await events.aclose()
     await roles.aclose()

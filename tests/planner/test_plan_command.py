@@ -236,3 +236,33 @@ def test_a_degree_too_small_for_the_longest_session_is_named_with_that_reason(
 def test_degrees_beyond_all_use_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="--degrees: give positive numbers"):
         parse_degrees(text)
+
+
+LONG = ["plan", "coding-agents", "--model", "qwen3-32b", "--gpu", "h200", "--gpus", "2", "--rate", "0.01", *FIRST]
+
+
+def test_a_trace_whose_sessions_are_too_long_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(LONG) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert "no layout reaches 90% of the rounds, because 6 of the trace's 16 sessions do not fit" in line
+    assert "the longest has 59317 tokens, the longest context of the model is 40960; that leaves 71.3% of the" in line
+
+
+def test_a_few_sessions_that_do_not_fit_are_one_line_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*LONG, "--attainment", "0.5"]) == 0
+    out, err = capsys.readouterr()
+    assert "ampd plan: 6 of the trace's 16 sessions do not fit: the longest has 59317 tokens" in err.splitlines()[0]
+    assert "co-located" in out or "prefill" in out
+    assert main([*LONG, "--context", "131072"]) == 0
+    assert "do not fit" not in capsys.readouterr().err
+
+
+def test_a_layout_that_attains_no_round_is_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*TAU[:6], "--gpus", "2", "--rate", "3", "--ttft", "0.2", "--itl", "0.001", "--degrees", "1", *FIRST]
+    assert main(argv) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("No layout of 2 GPUs carries any rate that was tried")
+    assert len(lines) == 2
+    assert lines[1].startswith("The search ended early")

@@ -59,14 +59,15 @@ def test_the_table_tells_the_papers_policy_from_this_system(routing: str, capsys
 
 
 def test_pools_and_slicing_are_named_where_they_are_not_the_default(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--pools", "static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
+    flags = ["--pools", "predictive,static,arrow(cooldown_s=2.0)", "--mode", "disaggregated,colocated", "--rate", "20"]
     rows = simulated(capsys, *flags, "--decode", "2xTP1")["results"]
     assert [(row["mode"], row.get("pools"), row.get("slicing")) for row in rows] == [
         ("disaggregated", None, None),
+        ("disaggregated", "static", None),
         ("disaggregated", "arrow(cooldown_s=2.0)", None),
         ("colocated", None, None),
     ]
-    assert rows[0]["role_flips"] == 0
+    assert rows[1]["role_flips"] == 0
 
 
 @pytest.mark.slow
@@ -129,13 +130,13 @@ def test_roles_that_change_need_the_moves_between_all_replicas(
     file = tmp_path / "perf.json"
     file.write_text(json.dumps(profile))
     flags = ["simulate", "tau-bench-airline", "--perf", str(file), "--prefill", "1xTP2", "--decode", "2xTP4"]
-    assert main(flags) == 0
+    assert main([*flags, "--pools", "static"]) == 0
     assert main([*flags, "--pools", "static,arrow"]) == 2
     assert "no KV transfer" in capsys.readouterr().err
 
 
 def test_the_table_and_the_label_name_the_pools(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*BASE, "--pools", "static,laps"]) == 0
+    assert main([*BASE, "--pools", "predictive,laps"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("predictive / on-time ")]
     assert [line.startswith("predictive / on-time / pools laps ") for line in lines] == [False, True]
 
@@ -148,7 +149,7 @@ def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = simulated(capsys, "--rate", "2,40", "--limit", "100")["results"]
+    rows = simulated(capsys, "--rate", "2,400", "--limit", "100")["results"]
     assert rows[0]["attainment"]["rounds"] > rows[1]["attainment"]["rounds"] + 0.1
 
 
@@ -195,7 +196,7 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),
         (["--ordering", "best"], r"unknown ordering policy"),
         (["--binding", "best"], r"unknown binding policy"),
-        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, look-ahead, predictive, static"),
+        (["--pools", "best"], r"unknown pools policy 'best'; known: arrow, laps, predictive, static"),
         (["--pools", "arrow(cooldown_s=-1)"], r"cooldown_s: .*greater than or equal to 0"),
         (["--slicing", "best"], r"unknown slicing policy 'best'; known: .*whole"),
         (["--slicing", ","], r"name at least one"),
@@ -224,7 +225,7 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
         (["--limit", "0"], r"--limit"),
         (["--gpu", "h9000"], r"unknown GPU 'h9000'; known: a100"),
         (["--model", "gpt-9"], r"unknown model 'gpt-9'; .* mixtral-8x7b"),
-        (["--perf", "tiny-cpu"], r"leave out --model and --gpu"),
+        (["--perf", "tiny-cpu"], r"leave out --model, --gpu and --kv-cache-dtype"),
         (["--no-such-flag"], r"unrecognized"),
     ],
 )
@@ -274,3 +275,33 @@ def test_a_routing_that_predicts_its_ordering_wrongly_is_named_once(capsys: pyte
     lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
     assert len(lines) == 1
     assert lines[0].startswith("ampd simulate: warning: --routing predictive(headroom=0.9)")
+
+
+LONG = ["simulate", "coding-agents", "--model", "qwen3-32b", "--gpu", "h200", "--limit", "16"]
+
+
+def test_sessions_that_do_not_fit_are_one_line_with_the_number_and_the_limit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(LONG) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "ampd simulate: 6 of the trace's 16 sessions do not fit: the longest has 59317 tokens, the longest context of "
+        "the model is 40960"
+    )
+    assert main([*LONG, "--context", "131072", "--kv-capacity-tokens", "50000"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the KV memory of a replica holds 50000 (" in line
+    assert main([*LONG, "--context", "131072"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_format_of_the_kv_halves_its_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    bytes_moved = [simulated(capsys, *flags)["kv_bytes"] for flags in ([], ["--kv-cache-dtype", "fp8_e4m3"])]
+    shares = [sum(filter(None, moved.values())) for moved in bytes_moved]
+    assert 0.4 < shares[1] / shares[0] < 0.6
+
+
+def test_a_profile_has_its_own_kv(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "tau-bench-airline", "--perf", "tiny-cpu", "--kv-cache-dtype", "bf16"]) == 2
+    assert "leave out --model, --gpu and --kv-cache-dtype" in capsys.readouterr().err

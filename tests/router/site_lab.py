@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.types import WorkerView
 from tests.router.replica_lab import Replica
 from tests.waiting import until

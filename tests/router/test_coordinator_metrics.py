@@ -1,6 +1,7 @@
 """The coordinator's metrics, from rounds and from a coordinator's state, on real Prometheus registries."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -17,20 +18,20 @@ from prometheus_client import CollectorRegistry
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import RoleChange
-from ampd.policies.considered import Considered, TriedRoles
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
-from router.continuation import link
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.decision_record import Decided, DecisionRecord, RoundFacts
+from router.frames import FrameServer
 from router.policies import CoordinatorPolicies
+from router.request import link
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
-from tests.router.replica_lab import PROMPT, Workers, cluster, worker
+from tests.router.replica_lab import PROMPT, Answering, Workers, cluster, worker
 from tests.waiting import until
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
@@ -136,7 +137,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     recorder = RoundRecorder()
     coordinator = Coordinator(
         settings,
-        workers,
+        Answering(workers, lambda: coordinator._ends),
         store,
         CoordinatorPolicies(
             registry.create("binding", "least-kv"),
@@ -147,7 +148,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
         observers=(recorder,),
     )
     await coordinator.start()
-    reader = CoordinatorReader(coordinator, settings, store)
+    reader = CoordinatorReader(coordinator, settings, store, FrameServer(coordinator.take))
     loop = asyncio.get_running_loop()
     collector = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, loop)
     return Site(coordinator, workers, store, registered(collector))
@@ -197,6 +198,7 @@ async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longe
         )
         await anext(stream)
         assert site.total("ampd_rounds_in_progress") == 1
+        assert site.total("ampd_rounds_handed_on") == 0, "its frames were not started"
         context.stop_generating()
         await until(lambda: not site.total("ampd_rounds_in_progress"))
         assert site.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
@@ -230,11 +232,12 @@ async def test_rounds_in_progress_and_failures_by_status() -> None:
         await anext(stream)
         assert site.total("ampd_rounds_in_progress") == 1
         await stream.aclose()
-        assert site.total("ampd_rounds_in_progress") == 0
+        await until(lambda: not site.total("ampd_rounds_in_progress"))
         assert await site.round(token_ids=[1] * 2000) == 400
         site.workers.fail["generate", "d1"] = 2
         assert await site.round() == 503
         assert await site.round(token_ids=None) == 400
+        site.coordinator._ends.forget_lost(math.inf)  # the frontend sends it no second time
         statuses = {status: site.total("ampd_round_failures_total", status=status) for status in ("400", "500", "503")}
         assert sum(statuses.values()) == site.total("ampd_round_failures_total") == 3
         assert (statuses["503"], statuses["400"]) == (1, 2)
@@ -262,16 +265,13 @@ async def test_a_worker_that_is_lost_and_its_sessions() -> None:
 async def test_a_leader_and_the_roles_that_it_assigns() -> None:
     change = RoleChange("d2", Role.PREFILL, "ttft-short")
     other = RoleChange("d3", Role.PREFILL, "7 s late")
-    policy = SimpleNamespace(
-        change=lambda *_: (change, other), is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0
-    )
+    policy = SimpleNamespace(change=lambda *_: (change, other), is_idle=False)
     site = await open_site(worker("d1"), worker("d2"), worker("d3"), pools=policy)
     try:
         await until(lambda: site.total("ampd_role_assignments_total", reason=OTHER))
         assert site.total("ampd_leading") == 1
         assert site.total("ampd_role_assignments_total", role="prefill", reason="ttft-short") >= 1
         assert site.total("ampd_role_assignments_total", role="decode") == 0
-        assert site.total("ampd_pools_looks_total") == site.total("ampd_pools_look_seconds_total") == 0
     finally:
         await site.coordinator.stop()
 
@@ -280,14 +280,3 @@ def test_every_metric_of_a_coordinator_is_its_own() -> None:
     recorder = RoundRecorder()
     recorder(served())
     assert all(Process.COORDINATOR in part.metric.processes for part in recorder.recorded)
-
-
-async def test_the_looks_of_a_leader() -> None:
-    looked = Considered([], (TriedRoles("1 prefill, 1 decode", 0.9, is_now=True),), 400, is_chance=True)
-    policy = SimpleNamespace(change=lambda *_: looked, is_idle=False, is_slow=False, interval_s=0.0, load_s=0.0)
-    site = await open_site(worker("d1"), worker("d2"), pools=policy)
-    try:
-        await until(lambda: site.total("ampd_pools_looks_total", outcome="chance"))
-        assert site.total("ampd_pools_looks_total", outcome="changed") == 0
-    finally:
-        await site.coordinator.stop()

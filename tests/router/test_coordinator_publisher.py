@@ -130,7 +130,7 @@ async def test_a_view_is_read_from_the_coordinator() -> None:
     view = read_view()
     assert (view.window.counts["bound"], view.window.counts["moved"]) == (6, 2)
     assert (view.coordinator_id, view.slo) == ("c1", Slo(0.5, 0.05))
-    assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "static")
+    assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "predictive")
     assert (view.rounds_in_progress, view.is_leading, view.is_state_heard) == (0, False, True)
     counts = coordinator.session_counts
     assert (counts.bound, counts.moved) == (6, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.settings import parse_settings
 from ampd.state.store import Binding, SessionEnded, TaskDone
 from router.coordinator import Coordinator

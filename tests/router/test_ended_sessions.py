@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.state.store import Binding
 from ampd.types import Role
 from router.round_errors import RoundRefusedError, WorkerLostError

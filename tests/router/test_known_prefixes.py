@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.serving.shared_prefixes import prefix_key
 from router.known_prefixes import KnownPrefixes
 from router.session_memory import pack_tokens

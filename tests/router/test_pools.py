@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import random
 import time
 import uuid
@@ -14,16 +13,13 @@ import pytest
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsPolicy, PoolsSituation, RoleChange
-from ampd.recent_load import Load, RecentRound
 from ampd.serving.roles import RoleReview
 from ampd.state.redis_store import StateStore, Watcher, open_store
 from ampd.state.store import RoleAssigned
 from ampd.state.view import ClusterView
 from ampd.types import Role, Slo, WorkerView
-from router.policy_process import PolicyProcess
 from router.pools import PoolsKeeper
 from tests.memory_store import MemoryState, MemoryStore
-from tests.router.slow_policies import TellsItsProcess
 from tests.virtual_time import run_virtually
 from tests.waiting import PATIENCE_S, until
 from workers.pending_changes import PendingChanges
@@ -44,15 +40,10 @@ class Script:
     shown: list[dict[str, str]] = field(default_factory=list)
     since_s: list[float] = field(default_factory=list)
     is_idle: bool = False
-    is_slow: bool = False
-    interval_s: float = 0.0
-    load_s: float = 0.0
-    loads: list[Load] = field(default_factory=list)
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         self.shown.append({view.worker_id: str(view.role) + view.label for view in situation.workers})
         self.since_s.append(situation.now_s - situation.changed_s)
-        self.loads.append(situation.load)
         return tuple(self.wants)
 
 
@@ -148,107 +139,6 @@ async def test_the_leader_alone_asks_and_assigns(opened: Open, caplog: pytest.Lo
         assert 0 <= first_script.since_s[2] < PATIENCE_S
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count("worker d2: decode -> prefill (busy)") == 1
-
-
-async def test_a_policy_that_reads_load_gets_the_rounds_of_all_coordinators(opened: Open) -> None:
-    store, other, script = await opened(), await opened(), Script(load_s=150.0)
-    now_s = time.monotonic()
-    for handle, name, ago_s in ((store, "a", 40.0), (other, "b", 30.0), (other, "a", 20.0), (store, "old", 300.0)):
-        await handle.record_load([(name, RecentRound(now_s - ago_s, 16, 64, now_s - ago_s + 1, 8, is_met=True))], 900.0)
-    await publish(store, d1="decode")
-    async with replica(opened, script) as keeper:
-        await keeper.step()
-    (load,) = script.loads
-    # Redis has its own clock, and each call's time lies between the two clocks.
-    assert {name: [round((now_s - item.sent_s) / 10) for item in rounds] for name, rounds in load.items()} == {
-        "a": [4, 2],
-        "b": [3],
-    }
-    assert load["b"][0].prompt_tokens == 64
-
-
-async def test_a_policy_is_asked_no_more_often_than_it_says(opened: Open) -> None:
-    store, script = await opened(), Script(interval_s=60.0)
-    await publish(store, d1="decode")
-    async with replica(opened, script) as keeper:
-        await keeper.step()
-        await keeper.step()
-    assert len(script.shown) == 1
-
-
-async def test_a_policy_that_reads_no_load_costs_no_call(opened: Open) -> None:
-    store, script = await opened(), Script()
-    await publish(store, d1="decode")
-    async with replica(opened, script) as keeper:
-        await keeper.step()
-    assert script.loads == [{}]
-    assert "load" not in store.round_trips.calls
-
-
-@pytest.mark.slow
-async def test_a_slow_policy_is_asked_in_its_process_while_the_lead_is_kept(opened: Open) -> None:
-    store = await opened()
-    await publish(store, d1="decode", d2="decode")
-    async with replica(opened, TellsItsProcess()) as keeper:
-        await keeper.step()
-        assert keeper.is_leading
-        assert await roles(store) == {"d1": None, "d2": None}  # the process has just been started
-
-        async def is_assigned() -> bool:
-            await keeper.step()
-            return any(role is not None for role in (await roles(store)).values())
-
-        await until(is_assigned)
-        (assigned,) = [role for role in (await roles(store)).values() if role is not None]
-    assert assigned.role is Role.PREFILL
-    assert assigned.reason != str(os.getpid())
-    assert keeper.look_s > 0
-
-
-class AnswersWhenTold(PolicyProcess):
-    """A policy's process that is in this one."""
-
-    def __init__(self, policy: PoolsPolicy, clock: Callable[[], float]) -> None:
-        super().__init__(policy, clock)
-        self.may_answer = asyncio.Event()
-
-    async def _computed(self, situation: PoolsSituation) -> Sequence[RoleChange]:
-        await self.may_answer.wait()
-        return self._policy.change(situation)
-
-
-@pytest.mark.parametrize(
-    ("meanwhile", "oldest_s", "why"),
-    [
-        ({}, 60.0, ""),
-        ({"d2": "mixed"}, 60.0, "the workers or their roles have changed meanwhile"),
-        ({"d3": "decode"}, 60.0, "the workers or their roles have changed meanwhile"),
-        ({}, 0.0, "it took 0 s"),
-    ],
-)
-async def test_a_late_answer_counts_only_for_the_workers_that_it_is_about(
-    opened: Open, monkeypatch: pytest.MonkeyPatch, meanwhile: dict[str, str], oldest_s: float, why: str
-) -> None:
-    monkeypatch.setattr("router.pools.PolicyProcess", AnswersWhenTold)
-    monkeypatch.setattr("router.policy_process._OLDEST_S", oldest_s)
-    script, store = Script([to_prefill("d1")], is_slow=True), await opened()
-    workers = {"d1": "decode", "d2": "decode"}
-    await publish(store, **workers)
-    async with replica(opened, script) as keeper:
-        await keeper.step()
-        process = keeper._process
-        assert isinstance(process, AnswersWhenTold)
-        await publish(store, **meanwhile)
-        now = workers | meanwhile
-        await until(lambda: {view.worker_id: str(view.role) for view in keeper._view.workers()} == now)
-        process.may_answer.set()
-        asked = process._asked
-        assert asked is not None
-        await asyncio.wait([asked])
-        await keeper.step()
-        assert sum(keeper.assignments.values()) == (0 if why else 1)
-        assert keeper.considered.outcomes == ({"outdated": 1} if why else {})
-        assert why in keeper.considered.last
 
 
 async def test_a_leader_that_stops_is_replaced_at_once(opened: Open) -> None:

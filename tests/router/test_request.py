@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.types import Slo
 from router.request import RoundRequest, parse_round
 from router.round_errors import RoundRefusedError
@@ -56,14 +56,6 @@ def test_rounds_without_a_session_are_sessions_of_their_own() -> None:
     assert first.session_id != second.session_id
     assert first.ends_session
     assert not first.is_named
-
-
-def test_stop_tokens_are_the_model_s_and_the_client_s() -> None:
-    stops = {"stop_token_ids": [7], "stop_token_ids_hidden": [3], "max_tokens": 5, "min_tokens": 2}
-    request = parse(stop_conditions=stops, eos_token_ids=[3, 4])
-    assert request.stop_token_ids == {3, 4, 7}
-    assert (request.max_tokens, request.min_tokens) == (5, 2)
-    assert parse(stop_conditions={**stops, "ignore_eos": True}, eos_token_ids=[3]).stop_token_ids == frozenset()
 
 
 @pytest.mark.parametrize(("asked", "sent"), [(0, 1), (1, 1), (3, 3), (None, None)])

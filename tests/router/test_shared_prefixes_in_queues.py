@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.base import OrderingSituation, Run

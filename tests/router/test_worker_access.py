@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from ampd.types import Role
 from router.round_errors import RoundRefusedError
 from tests.router.replica_lab import Replica, cluster, queues, worker

@@ -39,7 +39,6 @@ SIMULATIONS = {
     "delayed views": f"{TAU} --rate 5 --state-delay-s 0.05 --coordinators 3 --kv-read-s 0.004",
     "no hand-over pass": f"coding-agents {SCENE} --rate 0.3 --limit 10 --no-hand-over-pass",
     "pools": f"{TAU} --rate 8 --pools predictive,arrow --binding predictive",
-    "look-ahead": f"{TAU} --rate 9 --pools look-ahead",
     "store": f"{TAU} --rate 4 --kv-capacity-tokens 20000 --kv-store-gib-per-gpu 4 --moves any --max-wait 3",
     "rivals": f"{TAU} --rate 9 --routing deflection,laps,table --ordering kairos,edf,hrrn",
     "mixed passes": f"{FEW} --rate 6 --slicing slack",

@@ -1,13 +1,14 @@
 """The keys are those of `page_keys`, whatever is known, and only new pages are hashed."""
 
 import random
+from array import array
 from hashlib import sha256
 from typing import Any
 
 import pytest
 
-import ampd.page_keys
-from ampd.page_keys import page_keys
+import ampd.keys
+from ampd.keys import page_keys
 from workers.context_keys import ContextKeys
 
 PAGE = 4
@@ -22,12 +23,12 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         parents.append(data)
         return sha256(data)
 
-    monkeypatch.setattr(ampd.page_keys, "sha256", counted)
+    monkeypatch.setattr(ampd.keys, "sha256", counted)
     return parents
 
 
 def of(known: ContextKeys, tokens: list[int], session: str = "s", tenant: str = "") -> list[bytes]:
-    return known.of(session, tokens, PAGE, tenant=tenant)
+    return known.of(session, array("I", tokens), PAGE, tenant=tenant)
 
 
 def test_a_longer_prompt_is_hashed_from_the_end_of_the_one_before(hashed: list[bytes]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from ampd.errors import UserError
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import ScaledModel
 from ampd.perf.presets import analytic_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.state.overlay import QUEUE_GRACE_S
+from ampd.state.known_worker import QUEUE_GRACE_S
 from tests.virtual_time import run_virtually
 from workers.pending_changes import PendingChanges
 

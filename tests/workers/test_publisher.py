@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 import pytest
 
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.overlay import QUEUE_GRACE_S
+from ampd.state.known_worker import QUEUE_GRACE_S
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import RoleAssigned, StateUnavailableError
 from ampd.types import PrefillTask, Role, Slo, WorkerView

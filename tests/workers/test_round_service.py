@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import ampd.page_keys
+import ampd.keys
 import workers.publisher
 from ampd.types import Parallelism
 from tests.memory_store import MemoryStore
@@ -133,7 +133,7 @@ async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypat
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
         here = worker_parts("D", decode, lab.times).rounds
         there = worker_parts("P", prefill, lab.times).rounds
-        monkeypatch.setattr(ampd.page_keys, "sha256", counted)
+        monkeypatch.setattr(ampd.keys, "sha256", counted)
         for rounds, source in ((here, None), (there, "D")):
             hashed.clear()
             call: Any = message(prompt, 40, "s", source=source)
@@ -219,7 +219,7 @@ async def test_a_history_is_read_while_its_round_waits(model_folder: Path) -> No
         await until(lambda: len(workers["P"].queue.computing) == 1)
         second: Any = message(history + prompt_of(64, seed=3), 4, "s", hist=784, source="D")
         waits = asyncio.create_task(run(second))
-        keys = ampd.page_keys.page_keys(history, 16, tenant="")
+        keys = ampd.keys.page_keys(history, 16, tenant="")
         try:
             await until(lambda: prefill.kv.store.directory.match(keys) == len(keys))
             await until(lambda: len(workers["P"].queue.staged) == 1)

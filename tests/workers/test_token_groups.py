@@ -211,7 +211,7 @@ class Context:
 
 def handler(parts: Any) -> Callable[[Any, Context], HandlerStream[Chunk]]:
     """The handler of a worker's endpoint `generate`."""
-    worker = Worker(cast(Any, None), parts, {}, CallGuard(Verifier((), "w"), WorkerRecorder()))
+    worker = Worker(cast(Any, None), parts, {}, CallGuard(Verifier((), "w"), WorkerRecorder()), cast(Any, None))
     return cast(Any, worker._guarded(GENERATE_ENDPOINT, parts.rounds.generate))
 
 

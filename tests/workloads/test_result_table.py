@@ -39,3 +39,15 @@ def test_the_most_frequent_errors_come_first_and_the_rest_is_counted() -> None:
     shown = [line for line in lines_of([], None, errors) if line.startswith("error  ")]
     assert shown[0] == "error               3 x often"
     assert lines_of([], None, errors)[-1].strip() == f"and {31 - len(shown)} other messages"
+
+
+def test_sessions_that_do_not_fit_are_one_line_with_the_number_and_the_limit() -> None:
+    errors = [
+        f"HTTP 400: prompt is too long: {tokens} tokens; the maximum context length is 40960 tokens (prompt and output "
+        "together); send a shorter prompt"
+        for tokens in (41_000, 59_317, 50_000)
+    ]
+    (line,) = [line for line in lines_of([], None, errors) if line.startswith("error  ")]
+    assert line == (
+        "error               3 x sessions do not fit: the longest prompt has 59317 tokens, the longest context is 40960"
+    )

@@ -52,7 +52,7 @@ class EngineRequest:
         request: the engine-relevant parts of Dynamo's preprocessed request (`sampling_options`, `stop_conditions`,
             `output_options`, `eos_token_ids`, ...), mapped to the engine's own parameters by the adapter.
         known_keys: keys of the prompt's first pages, so that the engine need not hash them again.
-        tenant: see `ampd.session_key`; the engine uses no KV of others.
+        tenant: see `ampd.keys`; the engine uses no KV of others.
         ttft_slo_s: the round's TTFT target, which tells how much of an idle session's KV may go; None: unknown.
         is_copy: another worker owns the session, so that its KV here gives way to that of this worker's sessions.
         task: what is known of its prefill, with its targets; None: it has no targets.

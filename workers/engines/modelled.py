@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from ampd.errors import UserError
-from ampd.page_keys import PAGE_TOKENS, page_keys
+from ampd.keys import PAGE_TOKENS, page_keys
 from ampd.perf.corrections import LOAD, MIXED, PREFILL, STEP, CorrectedModel
 from ampd.perf.model import PerformanceModel, joined_tokens, scaled
 from ampd.policies.base import SlicingPolicy

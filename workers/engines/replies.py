@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 
 from ampd.documents import first_problem
 from ampd.errors import UserError
+from ampd.keys import session_key
 from ampd.model_folder import as_value_errors
-from ampd.session_key import session_key
 from workers.engines.base import EngineError, EngineRequest
 
 _CALL_ID = "call00000"
@@ -130,7 +130,7 @@ class Replies:
         """The reply of a turn; None: the script has ended.
 
         Args:
-            session: its name inside of the graph, see `ampd.session_key`.
+            session: its name inside of the graph, see `ampd.keys`.
             turn: the number of the assistant's messages in the prompt.
         """
         own = (name for name in self._by_session if name and session_key(tenant, name) == session)

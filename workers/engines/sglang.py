@@ -7,15 +7,15 @@ import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from ampd.errors import one_line_of
+from ampd.errors import UserError, one_line_of
+from ampd.keys import page_keys
 from ampd.model_folder import tokenizer_digest
-from ampd.page_keys import page_keys
-from ampd.perf.model import PerformanceModel
+from ampd.perf.corrections import LOAD, CorrectedModel
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import reloading_pays
 from ampd.types import Parallelism
@@ -68,6 +68,7 @@ class _Running:
         tokens: of its first choice.
         decodes: its first token is out.
         reload_s: how long the copies from the store took.
+        is_load_measured: that time is of this request alone, and was not compared with its prediction yet.
         on_pass: as in `EngineRequest`.
     """
 
@@ -76,10 +77,12 @@ class _Running:
     tokens: list[int] = field(default_factory=list)
     decodes: bool = False
     reload_s: float = 0.0
+    is_load_measured: bool = False
 
-    def reloaded(self, seconds: float) -> None:
-        """The records of the request were copied to the device."""
+    def reloaded(self, seconds: float, requests: int) -> None:
+        """The records of the request were copied to the device, together with those of other `requests`."""
         self.reload_s = seconds
+        self.is_load_measured = requests == 1
 
     def count(self, output: EngineOutput) -> None:
         """Count the tokens of an output, and add how long its reload took."""
@@ -97,8 +100,8 @@ class SglangEngine:
     Args:
         settings: what to run.
         make_transport: the transport between stores, given the store's address and bytes; NIXL if None.
-        model: predicts which KV of idle sessions may go, and whether a reload pays; None: the least recently used goes,
-            and everything is reloaded.
+        model: the times of this worker, corrected by those of passes and loads. It predicts which KV of idle sessions
+            may go, and whether a reload pays. None: the least recently used goes, and everything is reloaded.
         passes: the slicing policy (`slicing`), the performance model (`perf`) and the role (`role`) by which passes are
             chosen; None: SGLang chooses them by itself.
 
@@ -110,7 +113,7 @@ class SglangEngine:
         self,
         settings: SglangSettings,
         make_transport: Callable[[int, int], Transport] | None = None,
-        model: PerformanceModel | None = None,
+        model: CorrectedModel | None = None,
         *,
         passes: Mapping[str, str] | None = None,
     ) -> None:
@@ -159,6 +162,8 @@ class SglangEngine:
         has_checksums = self._settings.kv_checksums != "off"
         store = EngineStore(create_store(self._settings), self._settings.tp, surplus, has_checksums=has_checksums)
         store.on_passes = self._passes_begun
+        if self._model is not None:
+            store.on_factors = self._model.adopt
         self._kv = KvExchange(store, self._make_transport or NixlTransport)
         await self._run_processes(self._kv)
 
@@ -318,6 +323,7 @@ class SglangEngine:
             async with aclosing(self._choices(request, arguments)) as outputs:
                 async for output in outputs:
                     running.count(output)
+                    self._measure_load(running, output.reloaded_tokens)
                     yield output
         finally:
             self._running.pop(request.rid, None)
@@ -325,6 +331,13 @@ class SglangEngine:
                 # The last token is sampled but not computed: it has no KV yet.
                 keys = self._keys(request, [*request.token_ids, *running.tokens[:-1]], keys)
                 self._kv.store.end_request(request.rid, request.session_id, keys, lambda: self._gone(request.rid))
+
+    def _measure_load(self, running: _Running, tokens: int) -> None:
+        if tokens and running.is_load_measured and self._model is not None:
+            running.is_load_measured = False
+            with suppress(UserError):  # the model lacks times of loads
+                predicted_s = self._model.reload_s(tokens, self.info.parallelism)
+                self._model.measured(LOAD, predicted_s, running.reload_s)
 
     async def _begin(self, request: EngineRequest, keys: Sequence[bytes], running: _Running, *, loads: bool) -> None:
         def pays(tokens: int) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from msgspec import json
 
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.serving.pass_sizes import PassSizes, full_pages, is_taken_over
@@ -84,9 +85,9 @@ def defer_prefill(original: Callable[..., bool], scheduler: Any, running_batch: 
     """Around `Scheduler._should_defer_prefill`, which says that the next pass is a step of the batch alone."""
     if original(scheduler, running_batch):
         return True
-    if not scheduler.is_mixed_chunk or _passes(scheduler).choose(running_batch.reqs).tokens:
+    if not scheduler.is_mixed_chunk or passes_of(scheduler).choose(running_batch.reqs).tokens:
         return False
-    _passes(scheduler).has_paused = False
+    passes_of(scheduler).has_paused = False
     return True
 
 
@@ -94,7 +95,7 @@ def sized_prefill(original: Callable[..., Any], scheduler: Any, running_batch: A
     """Around `Scheduler.get_new_batch_prefill`, which makes the batch of the next pass, if it prefills."""
     if not scheduler.is_mixed_chunk:
         return original(scheduler, running_batch)
-    passes, is_beside = _passes(scheduler), bool(running_batch.reqs)
+    passes, is_beside = passes_of(scheduler), bool(running_batch.reqs)
     own_tokens = scheduler.chunked_prefill_size
     if passes.next.tokens != _OWN:
         scheduler.chunked_prefill_size = passes.next.tokens
@@ -112,7 +113,7 @@ def sized_prefill(original: Callable[..., Any], scheduler: Any, running_batch: A
     return plan
 
 
-def _passes(scheduler: Any) -> SchedulerPasses:
+def passes_of(scheduler: Any) -> SchedulerPasses:
     found: SchedulerPasses | None = getattr(scheduler, "ampd_passes", None)
     if found is None:
         found = scheduler.ampd_passes = SchedulerPasses(scheduler)
@@ -193,11 +194,20 @@ class SchedulerPasses:
         return int(self._scheduler.page_size)
 
     @cached_property
+    def times(self) -> CorrectedModel | None:
+        """The times of this engine; None: nobody wants to know them, or another rank measures them."""
+        if self.linker.passes is None or self._scheduler.tp_group.rank_in_group:
+            return None
+        parallelism = Parallelism(tp=self._scheduler.tp_group.world_size)
+        backend = attention_backend(self._scheduler.server_args)
+        return CorrectedModel(load_performance_model(self.linker.passes["perf"], backend), parallelism)
+
+    @cached_property
     def _sizes(self) -> PassSizes:
-        names, parallelism = self.linker.passes, Parallelism(tp=self._scheduler.tp_group.world_size)
-        slicing, role = UnfailingSlicing(SLICING.create_named(names["slicing"])), Role(names["role"])
-        model = load_performance_model(names["perf"], attention_backend(self._scheduler.server_args))
-        return PassSizes(slicing, model, parallelism, self._grain_tokens(), lambda: role)
+        assert self.times is not None
+        slicing = UnfailingSlicing(SLICING.create_named(self.linker.passes["slicing"]))
+        role = Role(self.linker.passes["role"])
+        return PassSizes(slicing, self.times, self.times.parallelism, self._grain_tokens(), lambda: role)
 
     def _grain_tokens(self) -> int:
         """Between which tokens prefills are cut."""

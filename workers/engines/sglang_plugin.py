@@ -1,8 +1,8 @@
 """What AMPD changes in SGLang, through its plugin entry point: SGLang calls `register` in every one of its processes.
 
 Grammars with bounded costs, and where the ranks' store listens. A rank that does not start tells the worker why. The
-slicing policy sizes the passes that prefills share with the batch. On machines without a GPU also the digests of pages,
-the rotary embedding, and a size of the memory that does not change.
+slicing policy sizes the passes that prefills share with the batch, and passes are timed. On machines without a GPU also
+the digests of pages, the rotary embedding, and a size of the memory that does not change.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def register() -> None:
 
     from workers.engines.bounded_grammars import BoundedBackend
     from workers.engines.sglang_passes import defer_prefill, sized_prefill
+    from workers.engines.sglang_times import note_end, note_launch
 
     grammars = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammarBackend"
     HookRegistry.register(grammars, BoundedBackend, HookType.REPLACE)
@@ -39,6 +40,8 @@ def register() -> None:
     HookRegistry.register(f"{scheduler}.__init__", tell_failure, HookType.AROUND)
     HookRegistry.register(f"{scheduler}._should_defer_prefill", defer_prefill, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.get_new_batch_prefill", sized_prefill, HookType.AROUND)
+    HookRegistry.register(f"{scheduler}.run_batch", note_launch, HookType.AROUND)
+    HookRegistry.register(f"{scheduler}.process_batch_result", note_end, HookType.AROUND)
     if not torch.cuda.is_available():
         digests = "sglang.srt.mem_cache.cpp_utils.native_hash._load_native_hash_module"
         HookRegistry.register(digests, with_hashlib, HookType.AROUND)

@@ -11,14 +11,15 @@ from itertools import chain
 from xxhash import xxh3_64_intdigest
 
 from ampd.background_tasks import BackgroundTasks
+from ampd.types import Factors
 from workers.kv.rank_links import Offers, RankLinks
-from workers.kv.shared import KvGeometry, Loaded, Passes, Records, StoreMemory, ToWorker, mismatch
+from workers.kv.shared import KvGeometry, Loaded, Passes, PassFactors, Records, StoreMemory, ToWorker, mismatch
 from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
 log = logging.getLogger(__name__)
 
-ReloadListener = Callable[[float], None]
+ReloadListener = Callable[[float, int], None]
 
 _LONG_DROP_S = 60.0
 """Loads that take longer to end get a line in the log. Their records stay protected, because a rank may read them."""
@@ -45,6 +46,7 @@ class EngineStore:
     Attributes:
         changed: called when sessions may hold more or less than before.
         on_passes: called with the parts of a pass over prefills when it begins, as in `Passes`.
+        on_factors: called when the rank has measured other times of passes.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class EngineStore:
         self.memory = memory
         self.changed: Callable[[], None] = lambda: None
         self.on_passes: Callable[[Sequence[tuple[str, int, bool]]], None] = lambda _parts: None
+        self.on_factors: Callable[[Factors], None] = lambda _factors: None
         self._ranks = ranks
         self._surplus = surplus
         self._has_checksums = has_checksums
@@ -161,7 +164,7 @@ class EngineStore:
         rid: str,
         session_id: str,
         keys: Sequence[bytes],
-        on_reload: ReloadListener = lambda _seconds: None,
+        on_reload: ReloadListener = lambda _seconds, _requests: None,
         pays: Callable[[int], bool] = lambda _tokens: True,
         *,
         is_copy: bool = False,
@@ -171,7 +174,8 @@ class EngineStore:
         It may do so until the request has ended, because SGLang computes a request again that it had to interrupt.
 
         Args:
-            on_reload: called with the seconds of the copies to the device, if there were any.
+            on_reload: called with the seconds of the copies to the device, if there were any, and for how many requests
+                they were.
             is_copy: another worker owns the session.
             pays: whether loading this many tokens is worth it. Otherwise the engine uses only what its device has.
 
@@ -286,9 +290,11 @@ class EngineStore:
         if isinstance(message, Loaded):
             for rid in message.rids:
                 if (on_reload := self._known.get(rid)) is not None:
-                    on_reload(message.seconds)
+                    on_reload(message.seconds, len(message.rids))
         elif isinstance(message, Passes):
             self.on_passes(message.parts)
+        elif isinstance(message, PassFactors):
+            self.on_factors(message.factors)
         elif self._offers is None:
             self._early.append((rank, message))
         else:

@@ -16,8 +16,8 @@ from typing import Annotated
 from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from ampd.page_keys import KEY_BYTES
-from ampd.types import GIB
+from ampd.keys import KEY_BYTES
+from ampd.types import GIB, Factors
 
 Positive = Annotated[int, Meta(ge=1)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -452,6 +452,12 @@ class Passes(Struct, tag=True, frozen=True):
     parts: list[tuple[str, int, bool]]
 
 
+class PassFactors(Struct, tag=True, frozen=True):
+    """What the times of passes are multiplied by from now on. Rank 0 measures them."""
+
+    factors: Factors
+
+
 class Done(Struct, tag=True, frozen=True):
     """The answer to a call."""
 
@@ -460,7 +466,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Allow | Drop | Settle
-ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Passes | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Passes | PassFactors | Done
 
 encode = Encoder().encode
 decode_to_rank = Decoder(ToRank).decode

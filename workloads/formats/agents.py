@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ampd.errors import UserError
 from workloads.formats.chat import (
@@ -46,11 +46,13 @@ def read_claude_code(rows: Rows) -> Iterator[Request]:
     """
     contexts: dict[str, Turns] = {}
     answered: dict[str, str] = {}
+    roots: dict[Any, str] = {}
     for row in rows:
         data, where = row.data, row.where
-        name = str(data.get("sessionId") or file_stem(row.name))
-        if data.get("isSidechain") or data.get("agentId"):
-            name += f"/{data.get('agentId') or 'agent'}"
+        name = text_of(data, "sessionId", "session_id") or file_stem(row.name)
+        root = roots[str(data.get("uuid"))] = roots.get(data.get("parentUuid")) or str(data.get("uuid"))
+        if agent := text_of(data, "agentId", "parent_tool_use_id") or (root if data.get("isSidechain") else None):
+            name += f"/{agent}"
         turns = contexts.setdefault(name, Turns(name))
         if data.get("subtype") == "compact_boundary":
             turns.forget()
@@ -135,7 +137,7 @@ def read_swe_agent(rows: Rows) -> Iterator[Request]:
             for request, wait_s in zip(found[1:], waits_s, strict=False):
                 request.gap_s = wait_s if request.start_s is None else None
         if not found:
-            rows.note(f"{where}: no answer of a model, left out")
+            rows.leave_out("no answer of a model", where)
         yield from found
 
 
@@ -179,8 +181,9 @@ def read_openhands(rows: Rows) -> Iterator[Request]:
         else:
             history, recorded = [data], {}
         turns = contexts.setdefault(name, Turns(name))
-        for item in history:
-            _put_event(turns, as_object(item, f"{where}: history"), recorded, where)
+        for item in history:  # old ones hold pairs of an action and its observation
+            for event in item if isinstance(item, list) else [item]:
+                _put_event(turns, as_object(event, f"{where}: history"), recorded, where)
     yield from _closed(contexts.values())
 
 
@@ -279,17 +282,25 @@ def _last_event_s(row: Row, *, inputs: bool) -> float | None:
 DEFAULT_BLOCK_TOKENS = 64
 
 
+class _Blocks(NamedTuple):
+    """How many tokens a hash stands for, and in which traces it stands for the same ones."""
+
+    tokens: int
+    scope: str
+
+
 def read_kv_cache_tester(rows: Rows) -> Iterator[Request]:
     """One session per trace, and one per nested sub-agent, which has its own context."""
     for row in rows:
         name = str(row.data.get("id") or file_stem(row.name))
         block_tokens = count_of(row.data, "block_size", where=row.where) or DEFAULT_BLOCK_TOKENS
         requests = as_list(row.data.get("requests"), f"{row.where}: requests")
-        yield from _agent(requests, name, 0.0, block_tokens, row.where, rows)
+        scope = "all" if row.data.get("hash_id_scope") == "global" else row.where
+        yield from _agent(requests, name, 0.0, _Blocks(block_tokens, scope), row.where, rows)
 
 
 def _agent(
-    requests: list[Any], name: str, origin_s: float, block_tokens: int, where: str, rows: Rows
+    requests: list[Any], name: str, origin_s: float, blocks: _Blocks, where: str, rows: Rows
 ) -> Iterator[Request]:
     own = 0
     agents = 0
@@ -299,13 +310,13 @@ def _agent(
         start_s = seconds_of(request, "t", where=place)
         if isinstance(inner := request.get("requests"), list):
             agents += 1
-            yield from _agent(inner, f"{name}/agent{agents}", origin_s + (start_s or 0.0), block_tokens, where, rows)
+            yield from _agent(inner, f"{name}/agent{agents}", origin_s + (start_s or 0.0), blocks, where, rows)
             continue
         if request.get("type") == "subagent":
-            rows.note(f"{place}: a sub-agent without its requests, left out")
+            rows.leave_out("a sub-agent without its requests", place)
             continue
         took_s = seconds_of(request, "api_time", where=place)
-        hashes = [(name, block) for block in request.get("hash_ids") or ()]  # they are those of one trace only
+        hashes = [(blocks.scope, block) for block in request.get("hash_ids") or ()]
         yield Request(
             place,
             session=name,
@@ -316,6 +327,6 @@ def _agent(
             prompt_tokens=count_of(request, "in", where=place) or 0,
             output_tokens=count_of(request, "out", where=place) or 0,
             hashes=hashes,
-            block_tokens=block_tokens,
+            block_tokens=blocks.tokens,
         )
         own += 1

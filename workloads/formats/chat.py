@@ -30,7 +30,7 @@ _ANSWERS = ("assistant", "ai", "gpt", "model", "bot", "agent", "chatgpt", "bing"
 _SYSTEM = ("system", "developer")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("reasoning", "thinking", "thought", "redacted_thinking")
-_BODIES = ("content", "parts", "text", "value", "output")
+_BODIES = ("content", "parts", "text", "value", "output", "system_prompt")
 _NO_WORDS = ("image", "image_url", "input_image", "audio", "input_audio", "video", "video_url", "redacted_thinking")
 _PART_WORDS = (
     *("text", "thinking", "thought", "reasoning", "summary", "refusal", "title", "name", "input", "arguments", "query"),
@@ -178,8 +178,14 @@ class Usage:
     cached_tokens: int | None = None
 
 
-_PROMPTS = ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount", "input")
-_OUTPUTS = ("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "candidatesTokenCount", "output")
+_PROMPTS = (
+    *("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "promptTokenCount", "inputUsage", "input_usage"),
+    "input",
+)
+_OUTPUTS = (
+    *("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "candidatesTokenCount"),
+    *("outputUsage", "output_usage", "output"),
+)
 _DETAILS = ("prompt_tokens_details", "input_tokens_details", "input_token_details")
 _APART = ("cache_read_input_tokens", "cacheReadInputTokens", "input_cached_tokens", "input_cache_read")
 _CACHED = ("cached_input_tokens", "cached_tokens", "cache_read_tokens", "cache_read", "cachedContentTokenCount")
@@ -314,8 +320,9 @@ SESSION_KEYS = (
     *("session_id", "conversation_id", "thread_id", "sessionId", "conversationId", "litellm_session_id"),
     *("x-session-id", "session-id", "x-dynamo-session-id", "x-litellm-session-id"),
 )
-_NAME_PLACES = ("metadata", "headers", "litellm_metadata")
-_TIMES = ("timestamp", "created_at", "created", "createdAt", "time", "start_time", "startTime")
+_USER_SESSION = re.compile(r"_session_([\w-]+)$")
+_RESPONSES = ("response", "response_body", "responseBody")
+_TIMES = ("timestamp", "created_at", "created", "createdAt", "time", "ts", "@timestamp", "start_time", "startTime")
 _ENDS = ("end_time", "endTime", "completed_at", "finished_at")
 
 
@@ -323,6 +330,7 @@ def read_openai(rows: Rows) -> Iterator[Request]:
     """A row is a conversation, whose assistant messages were a call each, or one request with its response."""
     loose: dict[str, list[dict[str, Any]]] = {}
     names: dict[str | None, str] = {}
+    logged: set[tuple[str | None, int]] = set()
     table = list(rows)
     followed = {text_of(part_of(row.data, "request") or row.data, "previous_response_id") for row in table} - {None}
     for row in table:
@@ -331,18 +339,22 @@ def read_openai(rows: Rows) -> Iterator[Request]:
             loose.setdefault(row.name, []).append(data)
             continue
         request = as_object(parsed(first_of(data, "request", "request_body", "requestBody", "body") or data), where)
-        if not any(key in request for key in _PROMPT_KEYS):
-            raise UserError(f"{where}: there is no key messages, input or prompt; is this a log of messages?")
         answer, usage, prompt = _logged_answer(data), usage_of(_logged_usage(data), where), prompt_of(request)
+        if not any(key in request for key in _PROMPT_KEYS) and usage.prompt_tokens is None:
+            raise UserError(f"{where}: there is no key messages, input or prompt; is this a log of messages?")
         name, start_s = session_name(data, request), _logged_s(data, _TIMES, where)
         if answer is None and usage.output_tokens is None:
             messages = parsed(first_of(request, "messages", "input"))
             messages = messages if isinstance(messages, list) else []
             found = turns_of(messages, name or Path(where).name, where, before=_system_words(request))
             if not found:
-                rows.note(f"{where}: no answer of a model, left out")
+                rows.leave_out("no answer of a model", where)
+            # A session that is logged again as it grows repeats its first calls.
+            calls = {(call.session, hash((call.messages, call.answer))): call for call in found}
+            fresh = [call for key, call in calls.items() if key not in logged]
+            logged |= calls.keys()
             yield from (
-                replace(call, start_s=call.start_s or (None if at else start_s)) for at, call in enumerate(found)
+                replace(call, start_s=call.start_s or (None if at else start_s)) for at, call in enumerate(fresh)
             )
             continue
         before = names.get(text_of(request, "previous_response_id"))
@@ -366,20 +378,26 @@ def read_openai(rows: Rows) -> Iterator[Request]:
 
 
 def session_name(*records: Mapping[str, Any]) -> str | None:
-    places = (place for record in records for place in (record, *(part_of(record, key) for key in _NAME_PLACES)))
-    return next((name for place in places if (name := text_of(place, *SESSION_KEYS))), None)
+    """A session's name in a record, its metadata or headers; Claude Code hides it in the name of its user."""
+    for record in records:
+        metadata = part_of(record, "metadata")
+        more = (part_of(record, "headers"), part_of(metadata, "requester_metadata"), part_of(metadata, "user_id"))
+        if name := next((name for place in (record, metadata, *more) if (name := text_of(place, *SESSION_KEYS))), None):
+            return name
+        if match := _USER_SESSION.search(str(metadata.get("user_id"))):
+            return match[1]
+    return None
 
 
 def _logged_answer(data: dict[str, Any]) -> dict[str, Any] | None:
-    for key in ("response", "response_body", "responseBody", "output", "completion", "answer"):
-        if data.get(key) is not None:
-            return answer_of(data[key])
+    if (found := first_of(data, *_RESPONSES, "output", "completion", "answer")) is not None:
+        return answer_of(part_of({"": found}, "").get("body") or found)
     return answer_of({"choices": data["choices"]}) if data.get("choices") else answer_of(data.get("message"))
 
 
 def _logged_usage(data: dict[str, Any]) -> Any:
-    response = parsed(first_of(data, "response", "response_body", "responseBody"))
-    places = [data, *([response] if isinstance(response, dict) else [])]
+    responses = [part_of(data, key) for key in _RESPONSES]
+    places = (data, *responses, *(part_of(response, "body") for response in responses))
     found = (parsed(first_of(place, "usage", "usageMetadata")) for place in places)
     return next((usage for usage in found if usage), None)
 
@@ -406,7 +424,7 @@ def read_sharegpt(rows: Rows) -> Iterator[Request]:
         name = text_of(row.data, "id", "conversation_id", "conversation_hash") or Path(row.where).name
         found = turns_of(turns, name, row.where, part=row.where, before=_system_words(row.data))
         if not found:
-            rows.note(f"{row.where}: no answer of a model, left out")
+            rows.leave_out("no answer of a model", row.where)
         yield from found
 
 
@@ -419,7 +437,7 @@ def read_tau_bench(rows: Rows) -> Iterator[Request]:
         name = f"{row.data.get('task_id', index)}-{row.data.get('trial', 0)}"
         found = turns_of(as_list(row.data.get("traj"), f"{row.where}: traj"), name, row.where, part=row.where)
         if not found:
-            rows.note(f"{row.where}: no assistant message, left out")
+            rows.leave_out("no assistant message", row.where)
         yield from found
 
 
@@ -432,7 +450,7 @@ def read_toolbench(rows: Rows) -> Iterator[Request]:
         answer = as_object(row.data.get("answer_generation"), f"{row.where}: answer_generation")
         calls = as_list(answer.get("train_messages") or [], f"{row.where}: train_messages")
         if not calls:
-            rows.note(f"{row.where}: no train_messages, left out")
+            rows.leave_out("no train_messages", row.where)
         schemas = json.dumps(answer.get("function") or [], ensure_ascii=False)
         for call in calls:
             messages = [as_object(message, row.where) for message in as_list(call, row.where)]

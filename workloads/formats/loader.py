@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from math import isfinite
@@ -36,6 +36,7 @@ _LOG = re.compile(r"Received request |Generated response |Receive: obj=|Finish: 
 _LOG_LINES = 2000
 """A server writes many other lines before it logs its first request."""
 _ARRAY = re.compile(r"\s*\[\s*(?=[\[{\"\]])")
+_ENVELOPES = ("data", "rows", "records", "logs", "results")
 _PEEKED_CHARACTERS = 1 << 20
 _BETWEEN = re.compile(r"\s*,?\s*")
 
@@ -59,14 +60,19 @@ class Rows:
     """The rows of a source.
 
     Attributes:
-        note: called with one line for each kind of input that is left out or assumed.
+        note: called with one line for each kind of input that is assumed.
+        left: why parts are left out, and where.
     """
 
     rows: Iterable[Row]
     note: Callable[[str], None]
+    left: dict[str, list[str]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
+
+    def leave_out(self, why: str, where: str) -> None:
+        self.left.setdefault(why, []).append(where)
 
 
 def source_files(path: Path) -> list[Path]:
@@ -148,7 +154,8 @@ def _json(file: Path, first_line: str) -> Iterator[tuple[str, Any]]:
         return
     for number, line in numbered_lines(file):
         where = f"{file}:{number}"
-        yield where, parse_json(line, where)
+        for item, inner in enumerate(_unwrapped(parse_json(line, where)), start=1):
+            yield where + (f" item {item}" if item > 1 else ""), inner
 
 
 def _json_document(file: Path) -> Iterator[tuple[str, Any]]:
@@ -170,12 +177,21 @@ def _json_document(file: Path) -> Iterator[tuple[str, Any]]:
             raise UserError(f"{file}:{error.lineno}: not JSON ({error.msg} at column {error.colno})") from None
         except (ValueError, RecursionError):
             raise UserError(f"{file}:{line}: a number has too many digits, or brackets are too deeply nested") from None
-        item += 1
-        yield f"{file}:{line}" + (f" item {item}" if line == line_before else ""), value
-        line_before = line
+        for inner in _unwrapped(value):
+            item += 1
+            yield f"{file}:{line}" + (f" item {item}" if line == line_before else ""), inner
+            line_before = line
     line += text.count("\n", counted, at)
     if opening and (at >= len(text) or text[at + 1 :].strip()):
         raise UserError(f"{file}:{line}: not JSON (the array that begins the file does not end it)")
+
+
+def _unwrapped(value: Any) -> list[Any]:
+    """The rows of a page of an API or of an export, which has them below one of a few keys."""
+    if not isinstance(value, dict):
+        return [value]
+    wrapped: list[Any] = next((value[key] for key in _ENVELOPES if isinstance(value.get(key), list)), [])
+    return wrapped if wrapped and all(isinstance(item, dict) for item in wrapped) else [value]
 
 
 def _is_log(file: Path) -> bool:

@@ -19,6 +19,7 @@ from workloads.formats.loader import (
     file_stem,
     first_of,
     number_of,
+    parsed,
     part_of,
     seconds_of,
     text_of,
@@ -90,8 +91,11 @@ def _rewrites(requests: Iterable[Request]) -> tuple[int, int]:
         if (previous := before.get(request.session)) is not None:
             later += 1
             context = (previous.prompt_tokens or 0) + (previous.output_tokens or 0)
-            shorter = request.prompt_tokens is not None and request.prompt_tokens < context
-            rewrites += shorter and not common_prefix(previous.hashes, request.hashes)
+            shorter = request.prompt_tokens is None or request.prompt_tokens < context
+            begins = common_prefix(previous.hashes, request.hashes) or common_prefix(
+                previous.messages, request.messages
+            )
+            rewrites += shorter and not begins
         before[request.session] = request
     return later, rewrites
 
@@ -123,9 +127,7 @@ def _mooncake(rows: Rows, *, agentic: bool = False) -> Iterator[Request]:
     names = ("session_id", "request_id") if agentic else ("session_id",)
     for row in ordered:
         data, where = row.data, row.where
-        hashes = first_of(data, "hash_ids", "hashes") or ()
-        if not isinstance(hashes, list | tuple) or (hashes and not isinstance(hashes[0], int | str)):
-            hashes = ()
+        hashes = _hashes(row)
         prompt = prompt_of(data) or prompt_of({"prompt": first_of(data, "text_input", "input_text", "text")})
         tokens = count_of(data, *_LENGTHS, where=where)
         if tokens is None and not prompt:
@@ -160,27 +162,34 @@ def _in_time_order(rows: Iterable[Row]) -> list[Row]:
     return [rows[index] for index in sorted(range(len(rows)), key=known.__getitem__)]
 
 
+def _hashes(row: Row) -> Sequence[int | str]:
+    """The hashes of a row's blocks; empty if it has none that can be compared."""
+    hashes = parsed(first_of(row.data, "hash_ids", "hashes"))
+    return hashes if isinstance(hashes, list) and hashes and isinstance(hashes[0], int | str) else ()
+
+
 def _block_tokens(rows: Sequence[Row], note: Callable[[str], None]) -> int:
     """How many tokens a hash stands for, by the lengths of the prompts: 512, unless these tell otherwise."""
-    pairs = [
-        (tokens, len(hashes))
-        for row in rows
-        if (hashes := row.data.get("hash_ids")) and isinstance(hashes, list)
-        and (tokens := count_of(row.data, *_LENGTHS, where=row.where))
-    ]  # fmt: skip
+    lengths = ((count_of(row.data, *_LENGTHS, where=row.where), len(_hashes(row))) for row in rows)
+    pairs = [(tokens, hashes) for tokens, hashes in lengths if tokens and hashes]
     if not pairs:
         return _BLOCK_TOKENS
     fits = {
         size: sum(hashes in (-(-tokens // size), tokens // size) for tokens, hashes in pairs) for size in _BLOCKS_TOKENS
     }
     best = max(fits, key=lambda size: fits[size])
-    if 2 * fits[_BLOCK_TOKENS] >= fits[best] or not fits[best]:
+    if 2 * fits[best] < len(pairs):  # no usual size: the one that all lengths allow
+        least = max(-(-tokens // hashes) for tokens, hashes in pairs)
+        most = min(((tokens - 1) // (hashes - 1) for tokens, hashes in pairs if hashes > 1), default=0)
+        if least > most:
+            misfits = f"{len(pairs) - fits[_BLOCK_TOKENS]} of {len(pairs)}"
+            note(f"hash_ids fit no size of blocks in {misfits} rows; {_BLOCK_TOKENS} tokens are assumed")
+            return _BLOCK_TOKENS
+        best = least
+    elif 2 * fits[_BLOCK_TOKENS] >= fits[best]:
         best = _BLOCK_TOKENS
     if best != _BLOCK_TOKENS:
         note(f"the blocks of hash_ids have {best} tokens, by the lengths of the prompts")
-    elif 2 * fits[best] < len(pairs):
-        misfits = f"{len(pairs) - fits[best]} of {len(pairs)}"
-        note(f"hash_ids fit no known size of blocks in {misfits} rows; {best} tokens are assumed")
     return best
 
 
@@ -203,7 +212,7 @@ def read_bailian(rows: Rows) -> Iterator[Request]:
             start_s=seconds_of(data, "timestamp", where=where),
             prompt_tokens=count_of(data, *_LENGTHS, where=where) or 0,
             output_tokens=count_of(data, *_OUTPUTS, where=where) or 0,
-            hashes=data.get("hash_ids") or (),
+            hashes=_hashes(row),
             block_tokens=_BAILIAN_BLOCK_TOKENS,
         )
 
@@ -245,12 +254,11 @@ def read_dynamo(rows: Rows) -> Iterator[Request]:
 
 def read_aiperf(rows: Rows) -> Iterator[Request]:
     """The server's own counts, if AIPerf recorded them, go before AIPerf's. Requests of the warm-up are left out."""
-    warm_up = 0
     for row in rows:
         where = row.where
         metadata, metrics = (as_object(row.data.get(key) or {}, where) for key in ("metadata", "metrics"))
         if metadata.get("benchmark_phase") == "warmup":
-            warm_up += 1
+            rows.leave_out("requests of the warm-up", where)
             continue
         counts = {key: metric.get("value") if isinstance(metric, dict) else metric for key, metric in metrics.items()}
         yield Request(
@@ -261,8 +269,6 @@ def read_aiperf(rows: Rows) -> Iterator[Request]:
             prompt_tokens=count_of(counts, "usage_prompt_tokens", "input_sequence_length", where=where) or 0,
             output_tokens=count_of(counts, "usage_completion_tokens", "output_sequence_length", where=where) or 0,
         )
-    if warm_up:
-        rows.note(f"{warm_up} requests of the warm-up left out")
 
 
 # -- request logs of vLLM and SGLang: as lines of text, or (SGLang) as JSON

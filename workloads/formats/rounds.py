@@ -164,14 +164,41 @@ def _by_session(
         if request.answer is not None:
             chains.put(request, name)
         by_session.setdefault((name, request.part), []).append(request)
-    for items in by_session.values():
-        _in_order(items)
+    for key, items in list(by_session.items()):
+        lanes = _lanes(_in_order(items)) if key[1] is None else [items]
+        by_session[key] = lanes[0]
+        by_session |= {(f"{key[0]}/branch{number}", None): lane for number, lane in enumerate(lanes[1:], start=2)}
     if unnamed:
         options.note(
             f"{path}: {unnamed} requests name no session; {chained} of them begin with the messages and the answer of "
             "an earlier one and are its next round, the others begin a session"
         )
     return by_session
+
+
+def _lanes(items: list[Request]) -> list[list[Request]]:
+    """The contexts that a name stands for, such as an agent with the sub-agents that send its session id.
+
+    A prompt with another first message begins a context, because its tools or its system prompt differ. Only contexts
+    that alternate are apart: a context that none goes back to was rewritten, as by an agent with a date in its prompt.
+    """
+    if not all(request.messages for request in items):
+        return [items]
+    firsts = [request.messages[0] for request in items]
+    ends = {first: at for at, first in enumerate(firsts)}
+    lanes: list[list[Request]] = []
+    busy_until: list[int] = []
+    lane_of: dict[str, int] = {}
+    for at, (first, request) in enumerate(zip(firsts, items, strict=True)):
+        if first not in lane_of:
+            free = [lane for lane, end in enumerate(busy_until) if end < at]
+            lane_of[first] = free[0] if free else len(lanes)
+            if not free:
+                lanes.append([])
+                busy_until.append(0)
+            busy_until[lane_of[first]] = ends[first]
+        lanes[lane_of[first]].append(request)
+    return lanes
 
 
 class _Chains:
@@ -406,4 +433,4 @@ def _shared_tokens(previous: Call, call: Call) -> int | None:
         diverges or call.prompt_tokens <= previous.prompt_tokens + previous.output_tokens
     ):
         return call.shared_tokens
-    return max(call.cached_tokens, call.shared_tokens or 0) if diverges else call.cached_tokens
+    return max(call.cached_tokens, call.shared_tokens or 0)

@@ -259,7 +259,7 @@ def read_langfuse(rows: Rows) -> Iterator[Request]:
     found = list(_observations(rows, sessions))
     for where, item in found:
         details = parsed(first_of(item, "usageDetails", "usage_details", "provided_usage_details"))
-        usage = usage_of(details, where) if details else Usage()
+        usage = usage_of(dict(details) if isinstance(details, list) else details, where)  # Parquet has pairs
         if usage == Usage():
             usage = usage_of(parsed(item.get("usage")), where)
         if usage == Usage():
@@ -287,12 +287,9 @@ def _observations(rows: Iterable[Row], sessions: dict[str, str]) -> Iterator[tup
             item = pending.pop(0)
             if not isinstance(item, dict):
                 continue
-            inner = [
-                nested
-                for key in ("data", "traces", "observations")
-                if isinstance(nested := parsed(item.get(key)), list)
-            ]
-            name, session = text_of(item, "id"), text_of(item, "sessionId", "session_id")
+            inner = [nested for key in ("traces", "observations") if isinstance(nested := parsed(item.get(key)), list)]
+            trace = part_of(item, "trace") or item
+            name, session = text_of(trace, "id"), text_of(trace, "sessionId", "session_id")
             if inner and name and session:
                 sessions[name] = session
             pending += [each for nested in inner for each in nested]
@@ -305,32 +302,28 @@ def _observations(rows: Iterable[Row], sessions: dict[str, str]) -> Iterator[tup
 
 def read_litellm(rows: Rows) -> Iterator[Request]:
     """Calls that failed, or that LiteLLM's own cache answered, are left out."""
-    cached = 0
     for row in rows:
-        data, where = row.data, row.where
-        for item in data["data"] if isinstance(data.get("data"), list) else [data]:
-            if str(item.get("cache_hit")).lower() == "true":
-                cached += 1
-                continue
-            if "embedding" in str(item.get("call_type")):
-                continue
-            sent = parsed(item.get("proxy_server_request"))
-            body = sent.get("body", sent) if isinstance(sent, dict) else {}
-            prompt = prompt_of({"messages": parsed(item.get("messages"))}) or prompt_of(body)
-            metadata = parsed(item.get("metadata"))
-            extra = metadata.get("usage_object") if isinstance(metadata, dict) else None
-            usage = usage_of(item, where)
-            request = Request(
-                where,
-                session=session_name(item, body) or text_of(item, "trace_id"),
-                start_s=time_s(item, "startTime", "start_time", where=where),
-                end_s=time_s(item, "endTime", "end_time", where=where),
-                prompt_tokens=usage.prompt_tokens or 0,
-                output_tokens=usage.output_tokens or 0,
-                cached_tokens=usage_of(extra, where).cached_tokens,
-                messages=prompt.messages if prompt else (),
-                system_messages=prompt.system_messages if prompt else 0,
-            )
-            yield with_answer(request, answer_of(item.get("response") or None))
-    if cached:
-        rows.note(f"{cached} calls that LiteLLM's own cache answered left out")
+        item, where = row.data, row.where
+        if str(item.get("cache_hit")).lower() == "true":
+            rows.leave_out("answers of LiteLLM's own cache", where)
+            continue
+        if "embedding" in str(item.get("call_type")):
+            continue
+        sent = parsed(item.get("proxy_server_request"))
+        body = sent.get("body", sent) if isinstance(sent, dict) else {}
+        prompt = prompt_of({"messages": parsed(item.get("messages"))}) or prompt_of(body)
+        metadata = parsed(item.get("metadata"))
+        extra = metadata.get("usage_object") if isinstance(metadata, dict) else None
+        usage = usage_of(item, where)
+        request = Request(
+            where,
+            session=session_name(item, body) or text_of(item, "trace_id"),
+            start_s=time_s(item, "startTime", "start_time", where=where),
+            end_s=time_s(item, "endTime", "end_time", where=where),
+            prompt_tokens=usage.prompt_tokens or 0,
+            output_tokens=usage.output_tokens or 0,
+            cached_tokens=usage_of(extra, where).cached_tokens,
+            messages=prompt.messages if prompt else (),
+            system_messages=prompt.system_messages if prompt else 0,
+        )
+        yield with_answer(request, answer_of(item.get("response") or None))

@@ -34,10 +34,9 @@ from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, Engin
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
 from ampd.settings import PREFIX, parse_settings
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Role
@@ -147,7 +146,7 @@ def run(argv: Sequence[str]) -> int:
     model_path = check_model_folder(folder, "ampd serve")
     settings = settings.model_copy(update={"perf": settings.perf or default_perf(settings.model)})
     checks.check_perf(settings)
-    checks.check_watches(sum(settings.workers().values()) + settings.coordinators + 1)
+    checks.check_watches(sum(settings.start().values()) + settings.coordinators + 1)
     checks.check_replies(settings, model_path)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings, model_path)
@@ -236,7 +235,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         if settings.metrics:
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
-        expected = Expected(url, site.model_name, settings.workers(), settings.coordinators)
+        expected = Expected(url, site.model_name, settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
         waiting = wait_until_ready(
@@ -303,7 +302,7 @@ def _absolute(name_or_path: str) -> str:
 
 
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
-    workers = " and ".join(f"{count} {role}" for role, count in settings.workers().items())
+    workers = " and ".join(f"{count} {role}" for role, count in settings.start().items())
     return (
         f"ready: {url} serves model {site.model_name!r} with {workers} worker(s), engine {settings.engine}, "
         f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "

@@ -403,7 +403,7 @@ def lost_part(settings: ServeSettings, ended: Collection[str]) -> str | None:
         return FRONTEND
     if counts[COORDINATOR] == settings.coordinators:
         return COORDINATOR
-    is_fixed, workers = POOLS.create_named(settings.pools).is_idle, settings.workers()
+    is_fixed, workers = POOLS.create_named(settings.pools).is_idle, settings.start()
     # Where roles change, any worker may come to own sessions.
     needed = {role for role in workers if role.owns_sessions or not is_fixed}
     if sum(counts[role] for role in needed) < sum(workers[role] for role in needed):

@@ -43,6 +43,13 @@ class ServeSettings(GraphSettings):
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
 
+    workers: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        description="Number of workers, whose roles follow the load (--pools); instead of --prefill and --decode, "
+        "which say in which roles they start.",
+    )
     prefill: int | None = Field(None, ge=0, le=64, description="Number of prefill workers; default: 1, with --mixed 0.")
     decode: int | None = Field(None, ge=0, le=64, description="Number of decode workers; default: 1, with --mixed 0.")
     mixed: int = Field(
@@ -64,7 +71,9 @@ class ServeSettings(GraphSettings):
     stream_tokens: int = Field(
         1, ge=1, le=MOST_JOINED_TOKENS, description="Tokens that a worker sends together, after a round's first one."
     )
-    pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles while they serve.")
+    pools: str = Field(
+        defaults.POOLS, description="Policy that changes the workers' roles while they serve; static: none changes."
+    )
     host: str = Field(
         "127.0.0.1",
         description="Address that the frontend listens on. The other traffic of the graph stays on loopback.",
@@ -109,16 +118,24 @@ class ServeSettings(GraphSettings):
     )
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
-    def workers(self) -> dict[Role, int]:
-        """Number of workers by role, prefill workers first. Roles without workers are left out."""
-        default = 0 if self.mixed else 1
-        named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}
-        counts = {role: default if count is None else count for role, count in named.items()}
+    def start(self) -> dict[Role, int]:
+        """Number of workers by the role in which they start, prefill workers first. Roles without workers are left out.
+
+        Of `--workers` half prefill, and one less where the number is odd: each round is decoded, but not each needs a
+        prefill worker.
+        """
+        if self.workers is not None:
+            prefill = self.workers // 2
+            counts = {Role.PREFILL: prefill, Role.DECODE: self.workers - prefill}
+        else:
+            default = 0 if self.mixed else 1
+            named = {Role.PREFILL: self.prefill, Role.DECODE: self.decode, Role.MIXED: self.mixed}
+            counts = {role: default if count is None else count for role, count in named.items()}
         return {role: count for role, count in counts.items() if count}
 
     def worker_roles(self) -> list[Role]:
-        """The role of each worker, in the order of `workers`."""
-        return [role for role, count in self.workers().items() for _ in range(count)]
+        """The role in which each worker starts, in the order of `start`."""
+        return [role for role, count in self.start().items() for _ in range(count)]
 
     def degree(self, role: Role) -> int:
         """Tensor-parallel degree of the workers of a role."""
@@ -143,16 +160,21 @@ def check_policies(settings: ServeSettings) -> None:
 
 
 def check_workers(settings: ServeSettings) -> None:
-    """Refuse a graph in which no worker owns sessions."""
-    if not any(role.owns_sessions for role in settings.workers()):
+    """Refuse a graph in which no worker owns sessions, and roles beside a number of workers without roles."""
+    named = ("prefill", "decode", "mixed", "prefill_tp", "decode_tp", "mixed_tp")
+    if settings.workers is not None and (given := [name for name in named if name in settings.model_fields_set]):
+        flag = f"--{given[0].replace('_', '-')}"
+        raise UserError(f"ampd serve: {flag}: --workers starts workers of any role; leave out one of the two flags")
+    if not any(role.owns_sessions for role in settings.start()):
         raise UserError("ampd serve: --decode: at least one decode worker is needed, or a mixed one (--mixed)")
 
 
 def check_perf(settings: ServeSettings) -> None:
     """Refuse a performance model that is missing, invalid, or without the workers' parallelism."""
-    degrees = {role: Parallelism(settings.degree(role)) for role in settings.workers()}
-    prefill = [degree for role, degree in degrees.items() if role.takes_prefills]
-    decode = [degree for role, degree in degrees.items() if role.owns_sessions]
+    degrees = {role: Parallelism(settings.degree(role)) for role in settings.start()}
+    may_change = not registry.POOLS.create_named(settings.pools).is_idle
+    prefill = [degree for role, degree in degrees.items() if role.takes_prefills or may_change]
+    decode = [degree for role, degree in degrees.items() if role.owns_sessions or may_change]
     try:
         load_performance_model(settings.perf).require(prefill or decode, decode)
     except UserError as error:

@@ -6,7 +6,7 @@ from ampd.policies.base import BindingSituation
 from ampd.policies.capacity import fits, session_memory
 from ampd.policies.estimates import index_of_least, queued_s, step_with_s
 from ampd.policies.registry import Policy, register
-from ampd.types import WorkerView
+from ampd.types import WorkerView, usable_tokens
 
 
 @register("binding", "predictive")
@@ -60,7 +60,7 @@ class PredictiveBinding(Policy):
     def _saved_s(self, situation: BindingSituation, worker: WorkerView, shared_tokens: int) -> float:
         """Prefill time that the shared prefix saves at this worker."""
         task, model = situation.task, situation.model
-        hist_tokens = min(shared_tokens, task.context_tokens - 1)
+        hist_tokens = usable_tokens(shared_tokens, task.context_tokens)
         whole_s = model.prefill_s(0, task.context_tokens, worker.parallelism)
         return whole_s - model.prefill_s(hist_tokens, task.context_tokens - hist_tokens, worker.parallelism)
 

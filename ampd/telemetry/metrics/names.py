@@ -85,7 +85,6 @@ REFUSALS = ("missing", "wrong", "old", "repeated")
 ROUTE_NAMES = ("local", "remote")
 ROLES = ("prefill", "decode", "mixed")
 MOVES = REASONS
-LOOK_OUTCOMES = CHANGED, KEPT, CHANCE, OUTDATED = ("changed", "kept", "chance", "outdated")
 
 ADMITTED = "admitted"
 SESSIONS = NEW_SESSION, RUNNING_SESSION = ("new", "running")
@@ -153,6 +152,11 @@ ROUND_DEATHS = _counter(
     "Workers that died while they had a round, once per round. A request under which two died is refused for a while.",
 )
 ROUNDS_IN_PROGRESS = _gauge("ampd_rounds_in_progress", _COORDINATOR, "Rounds that this coordinator serves now.")
+HANDING_ON = _gauge(
+    "ampd_rounds_handed_on",
+    _COORDINATOR,
+    "Whether workers answer the frontends themselves. 0: all tokens pass this coordinator; its log says why.",
+)
 PROMPT_TOKENS = _counter(
     "ampd_prompt_tokens_total",
     _COORDINATOR,
@@ -209,18 +213,6 @@ ROLE_ASSIGNMENTS = _counter(
     _COORDINATOR,
     "Roles that this coordinator assigned, by the new role and the policy's reason.",
     {"role": ROLES, "reason": ()},
-)
-LOOKS = _counter(
-    "ampd_pools_looks_total",
-    _COORDINATOR,
-    "Times that the pools policy served the recent load again under other roles, by outcome: roles were changed, kept "
-    "(no others gained enough), kept because the gain may be chance, or kept because the answer was outdated.",
-    {"outcome": LOOK_OUTCOMES},
-)
-LOOK_SECONDS = _counter(
-    "ampd_pools_look_seconds_total",
-    _COORDINATOR,
-    "Time from questions to a pools policy in its own process to its answers.",
 )
 COORDINATOR_INFO = _gauge(
     "ampd_coordinator_info",

@@ -49,6 +49,7 @@ def test_experts_of_their_own_width_tied_embeddings_and_head_dim(tmp_path: Path)
         ({"layer_types": ["linear_attention", "full_attention"]}, "layer_types has 2 entries for 32 layers"),
         ({"layer_types": 32 * ["magic"]}, r"layers of an unknown kind \(magic\)"),
         ({"attn_layer_period": 8, "mamba_d_state": 16}, r"unknown kind \(attn_layer_period, mamba_d_state\)"),
+        ({"layer_types": 32 * ["mamba"]}, "no layer has KV"),
         ({"num_hidden_layers": 10**6}, "num_hidden_layers is beyond all models"),
         ({"quantization_config": {"quant_method": "magic"}}, "quant_method 'magic' is not known"),
         ({"quantization_config": {"quant_algo": "W1A1"}}, "quant_algo 'W1A1' is not known"),
@@ -97,9 +98,8 @@ def test_layers_without_experts_have_a_plain_mlp(tmp_path: Path, change: dict[st
     shape = model_shape(str(write_config(tmp_path, {"moe_intermediate_size": 1000} | change)))
     counts = {layer.experts is None: count for layer, count in shape.layers}
     assert counts == {True: dense, False: 32 - dense}
-    assert next(layer for layer, _ in shape.layers if layer.experts is None).parameters(0) == (
-        4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336
-    )
+    plain = next(layer for layer, _ in shape.layers if layer.experts is None)
+    assert sum(each.parameters for each in plain.every()) == 4096 * 128 * (2 * 32 + 2 * 8) + 3 * 4096 * 14336
 
 
 @pytest.mark.parametrize(

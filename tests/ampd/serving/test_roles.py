@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.serving.roles import DueChanges, RoleReview, due_changes, rest_s
+from ampd.serving.roles import DueChanges, RoleReview, due_changes
 from ampd.types import Role, Slo, WorkerView
 
 MODEL = load_performance_model("tiny-cpu")
@@ -17,12 +17,12 @@ SLO = Slo(1.0, 0.1)
 
 
 class WantsNothing:
-    """Wants no change."""
+    """Wants no change, and keeps what it is asked."""
 
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
+    is_idle = False
 
-    def change(self, _: PoolsSituation) -> Sequence[RoleChange]:
+    def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
+        self.seen = situation
         return ()
 
 
@@ -38,20 +38,13 @@ def names(found: DueChanges) -> tuple[list[str], list[str]]:
     return [change.change.worker_id for change in found.changes], [change.change.worker_id for change in found.kept]
 
 
-def test_a_policy_is_asked_after_its_interval_and_a_slow_one_rests() -> None:
-    policy = WantsNothing()
-    assert rest_s(policy) == 0.0
-    policy.interval_s = 10.0
-    assert rest_s(policy) == rest_s(policy, 1.0) == 10.0
-    assert rest_s(policy, 2.0) == 18.0, "it computes a tenth of the time"
-
-
 PAIR = {"d1": Role.DECODE, "d2": Role.DECODE, "p1": Role.PREFILL}
 
 
 def test_the_policy_sees_the_situation() -> None:
-    views, rng = [WorkerView("d", Role.DECODE)], random.Random(1)
-    seen = RoleReview(WantsNothing(), MODEL, SLO, rng).situation(views, 5.0, -math.inf)
+    views, rng, policy = [WorkerView("d", Role.DECODE)], random.Random(1), WantsNothing()
+    assert RoleReview(policy, MODEL, SLO, rng).wanted(views, 5.0, -math.inf) == ()
+    seen = policy.seen
     assert (seen.workers, seen.slo, seen.model, seen.now_s, seen.changed_s) == (views, SLO, MODEL, 5.0, -math.inf)
     assert seen.rng is rng
 

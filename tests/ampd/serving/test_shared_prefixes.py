@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.serving.shared_prefixes import PrefixUsers, prefix_key, published, reads_history, shared_tokens, with_shared
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from ampd.state import open_store
-from ampd.state.redis_store import StateStore, Watcher
+from ampd.state.redis_store import StateStore, Watcher, open_store
 from ampd.state.store import RoleAssigned, RouteWrite, StateEvent
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 from tests.memory_store import MemoryState, MemoryStore

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ampd.errors import RunError, UserError
-from ampd.state import embedded, open_store
+from ampd.state import embedded
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import open_store
 from tests.harness.process_ends import alive, wait_for
 from tests.waiting import PATIENCE_S
 

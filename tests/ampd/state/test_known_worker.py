@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.estimates import Queue, queue_times
-from ampd.state.known_worker import KnownWorker
-from ampd.state.overlay import QUEUE_GRACE_S, merge
+from ampd.state.known_worker import QUEUE_GRACE_S, KnownWorker, merge
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.state.overlay import merge
+from ampd.state.known_worker import merge
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 names = st.sampled_from("abcdef")

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import (
     Binding,
     Heard,

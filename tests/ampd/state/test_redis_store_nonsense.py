@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from ampd.state import codec, open_store
+from ampd.state import codec
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import Binding, RoleAssigned, RouteWrite, SessionLimits, StateUnavailableError, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import PrefillTask, Role, Slo, WorkerView
@@ -108,7 +108,6 @@ async def test_answers_that_no_script_gives_are_a_lost_state(monkeypatch: pytest
         lambda: store.end_session("s"),
         lambda: store.lead("c", 5.0),
         lambda: store.assign_role("c", RoleAssigned("d1", Role.PREFILL, "", "x"), 5.0),
-        lambda: store.recent_load(),
         lambda: store.overview(),
     )
     answers: Sequence[object] = (

@@ -22,7 +22,6 @@ FULL = CoordinatorView(
     is_leading=True,
     is_state_heard=False,
     state_losses=2,
-    considered="2 prefill, 2 decode (now) 90.0%: all stay",
     window=ServedWindow(
         span_s=12.5,
         counts={

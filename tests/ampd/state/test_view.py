@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampd.perf.model import PerformanceModel
-from ampd.state.overlay import QUEUE_GRACE_S
+from ampd.state.known_worker import QUEUE_GRACE_S
 from ampd.state.store import SessionLimits, StateUnavailableError, TaskDone, TaskQueued, WorkerRemoved, WorkerUpdated
 from ampd.state.view import ClusterView
 from ampd.types import QueueRest, Role, WorkerView

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
-from ampd.state.redis_store import StateStore
+from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
 from tests.ampd.state.view_queues import queued

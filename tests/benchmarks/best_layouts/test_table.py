@@ -30,7 +30,7 @@ def test_a_win_and_a_loss_are_shown_with_the_layouts() -> None:
     text = titled(tables({TINY: [outcome(6.0, 4.0, 8.0)]}))
     assert f"| {NAME} | 1 | 24.5 | 6 | 4 always-remote 1+1 | 1.50 | 8 co-located ours | 0.75 |" in text
     assert "| limit, rounds | 6.13 | 6.13 | 0 of 1 | 3.06 | 3.06 | 0 of 1 |" in text
-    assert "| ours looking ahead, rounds | 1.50 | 1.50 | 0 of 1 | 0.75 | 0.75 | 1 of 1 |" in text
+    assert "| ours, rounds | 1.50 | 1.50 | 0 of 1 | 0.75 | 0.75 | 1 of 1 |" in text
 
 
 def test_the_project_has_a_file_of_each_table() -> None:

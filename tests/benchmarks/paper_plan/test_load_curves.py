@@ -6,8 +6,7 @@ import pytest
 from ampd.policies.registry import create
 from ampd.types import Parallelism
 from benchmarks.paper_plan.load_curves import LoadCurve, Phase, load_curve
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies
+from planner.simulator.options import Cluster, Policies, ReplicaGroup
 from planner.simulator.simulate import simulate
 from tests.planner.layout.lab import MODEL, SESSIONS, SLO
 from workloads.trace import retime

@@ -41,7 +41,9 @@ def test_beliefs_are_wrong_only_for_the_policies() -> None:
     factors = [each.decode_step_s(1, 9, theta) / model.decode_step_s(1, 9, theta) for each in random_ones]
     assert factors[0] == factors[1] != factors[2]
     assert all(0.7 <= factor <= 1.3 for factor in factors)
-
+    kept = Condition("x", belief="kept-1.3")
+    assert kept.believed(model, 0).prefill_s(0, 100, theta) == slow.prefill_s(0, 100, theta)
+    assert (kept.options(0).corrects_times, Condition("x", belief="1.3").options(0).corrects_times) == (False, True)
     # Without a choice to make, a wrong belief changes nothing.
     for blind in (ALWAYS_REMOTE, replace(ALWAYS_REMOTE, routing="always-local")):
         true, wrong = (run(TINY, blind, 8.0, 0, Condition("x", belief=factor))[1] for factor in ("1", "0.1"))

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ampd.policies.base import SlicingSituation
 from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, QueueRest, Role, Route, RouteDecision, WorkerView
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from planner.simulator.simulate import simulate
 from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of, route

@@ -12,7 +12,7 @@ from ampd.types import Parallelism, Route, Slo
 from benchmarks.routing_table.case import FitCase, blank_table, scaled
 from benchmarks.routing_table.search import fit_table
 from benchmarks.routing_table.trial import rounds_attained
-from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Cluster, ReplicaGroup
 from workloads.trace import Round, Session
 
 pytestmark = pytest.mark.long

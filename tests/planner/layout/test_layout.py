@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.layout.layout import Layout, layout_label, replicas_of
-from planner.simulator.cluster import parse_groups
+from planner.simulator.options import parse_groups
 
 from .lab import CASE
 

@@ -23,7 +23,7 @@ def test_as_many_sessions_are_in_progress_as_the_rate_and_their_lives_give() -> 
     lifetime_s = fmean(life.seconds(0.5) for life in POPULATION.lives)
     # Those in their last round have no next one, so they are not in progress any more.
     last_s = fmean(0.5 * life.rounds_s[-1] for life in POPULATION.lives)
-    counts = [len(load(seed).under_way) for seed in range(10)]
+    counts = [len(load(seed).idle_tokens) for seed in range(10)]
     assert fmean(counts) == pytest.approx(RATE * (lifetime_s - last_s), rel=0.03)
 
 
@@ -42,23 +42,22 @@ def test_rounds_are_sent_at_the_same_rate_all_the_time(speed: float) -> None:
 def test_a_session_in_progress_has_the_context_and_the_rounds_that_it_would_have() -> None:
     made = load()
     by_rest = {life.session.rounds[number:]: life for life in POPULATION.lives for number in range(1, 50)}
-    for name, begun in made.under_way.items():
+    for name, tokens in made.idle_tokens.items():
         served = made.sessions[name]
         life = by_rest[served.session.rounds]
         done = life.session.rounds[: served.begun_rounds]
         assert done
-        assert begun.context_tokens == sum(item.incr_tokens + item.output_tokens for item in done)
-        assert begun.is_idle
+        assert tokens == sum(item.incr_tokens + item.output_tokens for item in done)
         assert served.rounds_s == life.rounds_s[served.begun_rounds :]
         assert served.whole_s == life.seconds()
-    assert not any(served.begun_rounds for name, served in made.sessions.items() if name not in made.under_way)
+    assert not any(served.begun_rounds for name, served in made.sessions.items() if name not in made.idle_tokens)
 
 
 def test_sessions_with_a_longer_context_than_any_replica_takes_are_not_in_progress() -> None:
-    limit = sorted(begun.context_tokens for begun in load().under_way.values())[-20]
+    limit = sorted(load().idle_tokens.values())[-20]
     limited = load(most_tokens=limit)
-    assert 0 < len(limited.under_way) < len(load().under_way)
-    assert max(begun.context_tokens for begun in limited.under_way.values()) <= limit
+    assert 0 < len(limited.idle_tokens) < len(load().idle_tokens)
+    assert max(limited.idle_tokens.values()) <= limit
 
 
 def test_the_context_that_was_used_last_goes_last() -> None:
@@ -66,6 +65,6 @@ def test_the_context_that_was_used_last_goes_last() -> None:
     lone = Population.of([Session(session_id="s", arrival_s=0.0, rounds=rounds)], SLO)
     made = steady_load(lone, 5.0, 1.0, 0.5, 0, most_tokens=0)
     # All of them are in the same tool, so the one that comes back first was used first.
-    sent_s = [made.sessions[name].session.arrival_s for name in made.under_way]
+    sent_s = [made.sessions[name].session.arrival_s for name in made.idle_tokens]
     assert len(sent_s) > 100
     assert sent_s == sorted(sent_s)

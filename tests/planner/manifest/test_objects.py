@@ -1,5 +1,6 @@
 """The objects of hand-made and of arbitrary layouts: replicas, GPUs, policies, targets, performance model."""
 
+import json
 from typing import Any
 
 import pytest
@@ -46,8 +47,6 @@ def test_the_coordinator_has_the_policies_of_the_plan() -> None:
         "--routing=predictive(headroom=0.9)",
         "--binding=least-kv",
         "--pools=static",
-        "--ordering=on-time",
-        "--slicing=whole",
         "--model=/models/qwen3-32b",
         "--model-name=qwen3-32b",
         "--dyn-tool-call-parser=hermes",
@@ -74,6 +73,18 @@ def test_what_the_user_adds_is_in_all_processes_that_need_it() -> None:
         assert main(component)["image"] == "registry.example/ampd:1"
         assert ("--max-total-tokens=5000" in main(component)["args"]) == ("-tp" in name)
     assert "AMPD_POLICY_MODULES" not in str(objects_of())
+
+
+def test_the_context_and_the_format_of_the_kv_are_those_of_the_plan() -> None:
+    objects = components(objects_of(context_tokens=131_072, kv_cache_dtype="fp8_e4m3"))
+    assert "--context-length=131072" in main(objects["coordinator"])["args"]
+    workers = [main(component)["args"] for name, component in objects.items() if "-tp" in name]
+    for arguments in workers:
+        assert "--max-context-tokens=131072" in arguments
+        (engine,) = (argument for argument in arguments if argument.startswith("--engine-args="))
+        assert json.loads(engine.partition("=")[2]) == {"kv_cache_dtype": "fp8_e4m3"}
+    assert workers
+    assert "context" not in str(main(components(objects_of())["coordinator"])["args"])
 
 
 def test_the_rest_of_the_base_stays() -> None:

@@ -28,10 +28,9 @@ from ampd.policies.base import (
 from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
-from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import NO_PREFIXES, KvMemory, KvStore
-from planner.simulator.options import Policies, SimulationOptions, World
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions, World
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.simulate import simulate
@@ -117,8 +116,7 @@ class DiceOrdering:
 class RandomPools:
     """Turns anyone into anything, also the last of its role, and also into what it is."""
 
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
+    is_idle = False
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         workers, rng = situation.workers, situation.rng

@@ -4,7 +4,7 @@ import pytest
 
 from ampd.errors import UserError
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster, ReplicaGroup, parse_groups
+from planner.simulator.options import Cluster, ReplicaGroup, parse_groups
 
 from .lab import SLO
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 
 from .lab import AMPD, REMOTE, SLO, BindTo, run, session, single

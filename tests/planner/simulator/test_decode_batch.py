@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ampd.policies.base import RoutingSituation
 from ampd.types import RouteDecision, Window
-from planner.simulator.cluster import Cluster
 from planner.simulator.engine import LONGEST_RUN_STEPS
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, SimulationOptions
 from workloads.trace import Session
 
 from .lab import DICE, RandomRouting, options, roomy_clusters, run, session_lists, steps_at_once

@@ -1,8 +1,7 @@
 """The KV of a round of one token follows its client's next round: late, stale and unwanted arrivals."""
 
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from workloads.trace import Round, Session
 
 from .lab import LOCAL, MODEL, RouteBy, run, session, single, watched_memories

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.page_keys import PAGE_TOKENS
+from ampd.keys import PAGE_TOKENS
 from ampd.types import PrefillTask
 from planner.simulator.request import Part, Prefilling, SimulatedRequest
 

@@ -9,8 +9,7 @@ import pytest
 from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange, RoutingSituation
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Role, RouteDecision, Slo, WorkerView
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.trace import Session
@@ -210,27 +209,6 @@ def test_the_policy_hears_of_the_last_real_change() -> None:
     assert heard[0.0] == heard[0.4] == -math.inf
     assert heard[0.5] == heard[0.8] == pytest.approx(0.4)
     assert heard[0.9] == pytest.approx(0.8)
-
-
-def test_a_slow_policy_is_late_and_rests_as_in_a_live_graph() -> None:
-    """A tenth of the time may be computed, so an answer that takes 0.2 s is followed by a rest of 1.8 s."""
-    script, policies = turned((0.0, "decode-0", Role.PREFILL))
-    script.is_slow = True
-    late = replace(OFTEN, pools_answer_s=0.2)
-    run([session("s", (100, 400))], cluster(1, 2), policies, late)
-    first, second, *_ = script.seen
-    assert second[0] - first[0] == pytest.approx(0.2 + 1.8)
-    assert script.changed_s[1] == pytest.approx(0.2)
-    assert second[1]["decode-0"].role is Role.PREFILL
-
-
-def test_a_quick_policy_answers_at_once_whatever_slow_ones_take() -> None:
-    sessions = [session(f"s{number}", (500, 40), arrival_s=number) for number in range(4)]
-    outcomes = []
-    for how in (OFTEN, replace(OFTEN, pools_answer_s=2.0)):
-        _, policies = turned((0.5, "decode-0", Role.PREFILL))
-        outcomes.append(run(sessions, cluster(1, 2), policies, how).rounds)
-    assert outcomes[0] == outcomes[1]
 
 
 class First:

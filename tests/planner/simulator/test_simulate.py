@@ -15,9 +15,8 @@ from ampd.cli.main import main
 from ampd.perf.model import joined_tokens
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
-from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.decode_batch import steps_s
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 from workloads.trace_command import Lengths, generate

@@ -1,13 +1,13 @@
 """Simulations that begin with sessions in progress, and that record gaps from a later time on."""
 
-from planner.simulator.options import SimulationOptions, UnderWay
+from planner.simulator.options import SimulationOptions
 
 from .lab import AMPD, run, session, single
 
 
 def test_the_kv_of_an_idle_session_is_there_from_the_beginning_and_may_be_evicted() -> None:
     idle = session("idle", (10, 5), (10, 5), arrival_s=5.0)
-    how = SimulationOptions(under_way={"idle": UnderWay(4000, is_idle=True)})
+    how = SimulationOptions(idle_tokens={"idle": 4000})
     first = run([idle], single(capacity=20_000), AMPD, how).rounds[0]
     assert (first.sent_s, first.hist_tokens, first.missing_tokens) == (5.0, 4000, 0)
     # A session that needs all the memory takes it before the idle one comes back.

@@ -6,8 +6,7 @@ from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
 from ampd.policies.registry import create
 from ampd.types import Parallelism, Slo
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import Policies
+from planner.simulator.options import Cluster, Policies, ReplicaGroup
 from planner.simulator.simulate import simulate
 from workloads.trace import load_trace, retime
 

@@ -9,9 +9,8 @@ from hypothesis import given
 
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.policies.registry import create
-from ampd.types import Moves, Parallelism, Role, WorkerView
-from planner.simulator.cluster import Cluster, ReplicaGroup
-from planner.simulator.options import SimulationOptions
+from ampd.types import Parallelism, Role, WorkerView
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from workloads.trace import Session
 
 from .lab import (
@@ -35,18 +34,15 @@ TWO = Cluster(decode=(ReplicaGroup(2, TP),))
 class TurnAt:
     """Turns the first decode worker to a prefill worker at a time, and notes what it is told."""
 
-    is_idle = is_slow = False
-    interval_s = load_s = 0.0
+    is_idle = False
 
     def __init__(self, time_s: float) -> None:
         self._time_s = time_s
         self.seen: list[tuple[float, dict[str, WorkerView]]] = []
-        self.moves = set[Moves]()
 
     def change(self, situation: PoolsSituation) -> Sequence[RoleChange]:
         views = {view.worker_id: replace(view, held_tokens=dict(view.held_tokens)) for view in situation.workers}
         self.seen.append((situation.now_s, views))
-        self.moves.add(situation.others.moves)
         due = situation.now_s >= self._time_s
         return [RoleChange("decode-0", Role.PREFILL, "test")] if due else []
 
@@ -71,13 +67,6 @@ def test_a_session_leaves_an_owner_that_became_a_prefill_worker() -> None:
     # The second round's context: its history, and its increment where the old owner prefilled it.
     assert sum(span.detail["tokens"] for span in reads if span.worker_id == "decode-1") >= 1600
     assert done.result(SLO)["moves"] == {"role": 1}
-
-
-@pytest.mark.parametrize("moves", ["never", "needed", "any"])
-def test_a_pools_policy_is_told_which_sessions_may_move(moves: Moves) -> None:
-    pools = TurnAt(0.5)
-    run([talk()], TWO, replace(OURS, pools=pools), SimulationOptions(moves=moves))
-    assert pools.moves == {moves}
 
 
 def test_a_session_stays_while_moves_are_off() -> None:

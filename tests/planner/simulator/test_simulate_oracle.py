@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from ampd.perf.model import PerformanceModel
 from ampd.serving.prefill_queue import PREFETCH
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster, ReplicaGroup
+from planner.simulator.options import Cluster, ReplicaGroup
 from workloads.trace import Session, kept_tokens
 
 from .lab import APART, REMOTE, run, session_lists

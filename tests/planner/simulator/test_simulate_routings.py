@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ampd.policies.registry import create, create_named
-from planner.simulator.cluster import Cluster
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from workloads.trace import Session
 

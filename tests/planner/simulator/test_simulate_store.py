@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.simulator.cluster import Cluster, ReplicaGroup
 from planner.simulator.kv_memory import KvStore
+from planner.simulator.options import Cluster, ReplicaGroup
 from planner.simulator.outcome import SimulationRun
 from workloads.trace_command import Lengths, generate
 

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
-from planner.simulator.cluster import Cluster
 from planner.simulator.decode_batch import steps_s, steps_within
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import gap_percentiles
 from workloads.trace import Session, kept_tokens
 

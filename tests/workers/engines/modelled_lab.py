@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.perf.model import MixedPasses, PerformanceModel
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.serving.pass_sizes import PassSizes

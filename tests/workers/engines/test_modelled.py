@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from tests.waiting import PATIENCE_S
 from tests.workers.engines.modelled_lab import Lab, Times, fetch, prompt_of, protects_nothing, run, tokens
 from workers.engines.base import EngineError, EngineLostError, EngineRequest

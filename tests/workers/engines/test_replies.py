@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
-from ampd.session_key import session_key
+from ampd.keys import session_key
 from workers.engines.replies import Replies
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineError, EngineLoad, EngineRequest
 

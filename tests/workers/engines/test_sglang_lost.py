@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.perf.presets import load_performance_model
 from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.wire import KvRequest

@@ -249,7 +249,7 @@ class Scheduler:
         linker = SimpleNamespace(passes=self.passes, tell_passes=self.told.extend)
         self.tree_cache = SimpleNamespace(linker=SimpleNamespace(cache_linker=linker), supports_mamba=lambda: False)
         self.grammar_manager = SimpleNamespace(grammar_queue=list[Any]())
-        self.tp_group = SimpleNamespace(world_size=1)
+        self.tp_group = SimpleNamespace(world_size=1, rank_in_group=0)
 
 
 def made_chunk(scheduler: Scheduler, running: list[Any]) -> int:

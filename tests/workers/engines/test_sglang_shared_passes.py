@@ -17,7 +17,7 @@ from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import MixedPassCosts, write_profile
 from ampd.policies.registry import MODULES_VARIABLE, SLICING
 from ampd.tiny_model import make_tiny_model
-from ampd.types import PrefillTask
+from ampd.types import Factors, PrefillTask
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
@@ -226,6 +226,14 @@ async def test_the_batch_pauses_for_log_probabilities_which_are_right(
 
 async def test_a_prompt_is_computed_in_passes_of_the_size_that_the_policy_says(sharer: Sharing) -> None:
     await check_sizes(sharer)
+
+
+async def test_the_scheduler_tells_how_long_its_passes_take(sharer: Sharing) -> None:
+    factors: list[Factors] = []
+    sharer.engine.kv.store.on_factors = factors.append
+    async with sharer.streaming(task=told(64)):
+        await sharer.call(PROMPT, NEW, PLAIN, task=told(64))
+    await until(lambda: bool(factors) and 1.0 not in (factors[-1].step, factors[-1].mixed, factors[-1].prefill))
 
 
 async def check_sizes(sharing: Sharing) -> None:

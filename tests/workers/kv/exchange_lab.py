@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from workers.kv.engine_store import EngineStore
 from workers.kv.exchange import KvExchange, KvFetch

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.wire import KvReply, KvRequest
 from tests.waiting import until
 from tests.workers.kv.exchange_lab import PAGE, Rank, Worker, record_of

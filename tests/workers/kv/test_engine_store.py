@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
+from ampd.types import Factors
 
 pytest.importorskip("nixl")
 pytest.importorskip("msgspec")
@@ -50,6 +51,15 @@ async def test_rank_0_tells_of_passes() -> None:
         await until(lambda: bool(told))
         await a.exchange.store.settle(10.0)
     assert told == [("r", 700, False), ("s", 9, True)], "once, although the engine has two ranks"
+
+
+async def test_rank_0_tells_of_the_times_of_passes() -> None:
+    told: list[Factors] = []
+    async with workers(a=(a := Worker())):
+        a.exchange.store.on_factors = told.append
+        a.ranks[0].link.tell_factors(Factors(step=1.5))
+        await until(lambda: bool(told))
+    assert told == [Factors(step=1.5)]
 
 
 async def test_what_does_not_pay_is_not_loaded_and_not_protected() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.wire import KvRequest
 
 pytest.importorskip("nixl")

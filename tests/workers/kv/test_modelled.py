@@ -8,7 +8,7 @@ from typing import Any, cast
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
 from ampd.types import Parallelism
 from ampd.wire import KvReply, KvRequest
 from tests.workers.engines.modelled_lab import Times

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ampd.page_keys import KEY_BYTES
+from ampd.keys import KEY_BYTES
 from tests.workers.kv.store.store_lab import forget_all, store_of
 from workers.kv.rank_links import Offers
 from workers.kv.shared import Offer, Write, Written

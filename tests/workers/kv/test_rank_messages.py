@@ -6,7 +6,8 @@ import pytest
 
 pytest.importorskip("msgspec")
 
-from ampd.page_keys import page_keys
+from ampd.keys import page_keys
+from ampd.types import Factors
 from workers.kv import shared as messages
 from workers.kv.shared import KvGeometry, PoolGeometry, Section
 
@@ -28,6 +29,7 @@ TO_WORKER: list[messages.ToWorker] = [
     messages.Forgotten(6),
     messages.Loaded(["r"], 0.5),
     messages.Passes([("r", 700, False), ("s", 9, True)]),
+    messages.PassFactors(Factors(prefill=1.5)),
     messages.Done(2, 7),
 ]
 

@@ -60,6 +60,20 @@ def test_claude_code(tmp_path: Path) -> None:
     assert NOTES == []
 
 
+def test_sub_agents_without_a_name_are_told_apart_by_their_first_line(tmp_path: Path) -> None:
+    """Version 1 wrote two parallel sub-agents as side chains into the file of their parent."""
+    rows = []
+    for at, (name, parent, prompt) in enumerate(
+        [("a", None, 0), ("b", None, 0), ("c", "a", 1000), ("d", "b", 2000), ("e", "c", 1100)]
+    ):
+        message = _answered(name, prompt, 0, 0, 10) if prompt else {}
+        row = _claude("assistant" if prompt else "user", at, "x", isSidechain=True, message=message)
+        rows.append(row | {"uuid": name, "parentUuid": parent})
+    first, second = load("claude-code", jsonl(tmp_path / "s.jsonl", *rows))
+    assert [item[:2] for item in shape(first)] == [(1000, 10), (90, 10)]
+    assert [item[:2] for item in shape(second)] == [(2000, 10)]
+
+
 def _codex(second: float, kind: str, **payload: Any) -> dict[str, Any]:
     return {"timestamp": f"2026-09-26T05:00:{second:06.3f}Z", "type": kind, "payload": payload}
 
@@ -100,7 +114,7 @@ def test_codex(tmp_path: Path) -> None:
         _counted(33.1, 2700, 1000, 896, 8),
     ]
     jsonl(folder / "rollout-b.jsonl", *fork, *more)
-    assert detect(tmp_path) == ("codex", "its rows have type=session_meta, payload")
+    assert detect(tmp_path) == ("codex", "its rows have type=session_meta")
     first, fork_session = load("codex", tmp_path, with_text=True)
     assert (first.session_id, shape(first)) == ("t-1", [(800, 40, 0.0, None), (60, 12, 5.0, None)])
     assert first.rounds[1].text == "three words here"

@@ -46,6 +46,8 @@ def test_rounds_rebuild_every_prompt(given_calls: list[Call]) -> None:
         (Call(130, 5, hashes=(1, 2, 9), block_tokens=16), 32),
         (Call(110, 5, cached_tokens=64), 64),  # a provider's cache tells, if the prompt is not longer than the context
         (Call(130, 5, cached_tokens=64), None),
+        (Call(110, 5, cached_tokens=0, shared_tokens=100), 100),  # an expired entry says less than the words
+        (Call(130, 5, cached_tokens=64, shared_tokens=10), 64),  # the words lack the system prompt, which the cache had
     ],
 )
 def test_a_rewritten_prompt_keeps_what_is_known_to_be_shared(call: Call, keep_tokens: int | None) -> None:

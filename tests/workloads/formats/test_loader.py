@@ -79,10 +79,13 @@ def test_a_folder_may_hold_other_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("mooncake", "mooncake-delta")])
 def test_every_sign_is_one_of_its_own_format(name: str) -> None:
     """No format before it in the table has the sign too."""
-    for sign in FORMATS[name].signs:
+    for sign in FORMATS[name].alternatives:
         row = _row_with(sign)
         assert has(row, sign), sign
-        assert next(other for other, known in FORMATS.items() if any(has(row, each) for each in known.signs)) == name
+        assert (
+            next(other for other, known in FORMATS.items() if any(has(row, each) for each in known.alternatives))
+            == name
+        )
 
 
 def _row_with(sign: str) -> dict[str, Any]:
@@ -95,3 +98,11 @@ def _row_with(sign: str) -> dict[str, Any]:
             place = place.setdefault(key, {})
         place[last] = value.replace("*", "") or 1
     return row
+
+
+def test_the_page_has_a_row_for_every_format_in_the_order_of_recognition() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text()
+    rows = [
+        line.split("`")[1] for line in page.splitlines() if line.startswith("| `") and line.split("`")[1] in FORMATS
+    ]
+    assert rows == list(FORMATS)

@@ -21,7 +21,7 @@ messages = st.lists(st.sampled_from(["a", "a b", "c d e", ""]), min_size=1, max_
 
 
 def _call(prompt: tuple[str, ...], answer: str, **more: Any) -> Request:
-    return Request("x", session="s", messages=prompt, answer=answer, **more)
+    return Request("x", session="s", part="x", messages=prompt, answer=answer, **more)
 
 
 def _session(calls: list[Request]) -> Session:
@@ -60,6 +60,24 @@ def test_recorded_usage_goes_before_counting_and_the_words_tell_what_is_kept() -
 def test_an_answer_that_comes_back_without_its_reasoning_is_prefilled_again() -> None:
     calls = [_call(("u",), "much thought\nout", bare_answer="out"), _call(("u", "out", "more"), "end")]
     assert _session(calls).rounds[1].keep_tokens == 1 + HEADER_TOKENS + END_TOKENS
+
+
+def test_contexts_of_a_session_that_alternate_are_apart_and_a_changing_preamble_is_not() -> None:
+    prompts = [
+        ("main", "u"),
+        ("sub", "v"),
+        ("main", "u", "a", "x"),
+        ("sub", "v", "a", "y"),
+        ("main", "u", "a", "x", "a", "z"),
+    ]
+    main, sub = sessions_of(
+        [Request("x", session="s", messages=each, answer="a") for each in prompts], Path("x"), OPTIONS
+    )
+    assert [(each.session_id, len(each.rounds)) for each in (main, sub)] == [("s", 3), ("s/branch2", 2)]
+    assert [item.keep_tokens for item in (*main.rounds, *sub.rounds)] == [None] * 5
+    dated = [Request("x", session="s", messages=(f"today is {day}", "u"), answer="a") for day in range(3)]
+    (session,) = sessions_of(dated, Path("x"), OPTIONS)
+    assert [item.keep_tokens for item in session.rounds] == [None, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from workloads.formats import detect
+
 from .lab import NOTES, jsonl, load, shape
 
 
@@ -118,9 +120,15 @@ def test_the_lengths_of_the_prompts_tell_the_size_of_their_blocks(tmp_path: Path
     rows = [_moon("a", 100, 5, list(range(7)), timestamp=0), _moon("a", 130, 5, [0, 1, 2, 9, 9, 9, 9, 9, 9], delay=100)]
     (session,) = load("mooncake", jsonl(tmp_path / "m.jsonl", *rows))
     assert shape(session) == [(100, 5, 0.0, None), (82, 5, 0.1, 48)]
-    assert NOTES == ["the blocks of hash_ids have 16 tokens, by the lengths of the prompts"]
+    assert [note.partition(": ")[2] for note in NOTES] == [
+        "the blocks of hash_ids have 16 tokens, by the lengths of the prompts"
+    ]
     load("mooncake", jsonl(tmp_path / "x.jsonl", *(_moon(None, 40000, 5, [1], timestamp=0) for _ in "ab")))
-    assert NOTES == ["hash_ids fit no known size of blocks in 2 of 2 rows; 512 tokens are assumed"]
+    assert "hash_ids fit no size of blocks in 2 of 2 rows; 512 tokens are assumed" in NOTES[0]
+
+    rows = [_moon(None, tokens, 5, list(range(hashes)), timestamp=0) for tokens, hashes in ((1000, 10), (1001, 11))]
+    load("mooncake", jsonl(tmp_path / "y.jsonl", *rows))
+    assert "the blocks of hash_ids have 100 tokens" in NOTES[0]
 
 
 def test_rows_without_lengths_have_them_from_blocks_and_text(tmp_path: Path) -> None:
@@ -141,3 +149,13 @@ def test_newest_rows_may_come_first(tmp_path: Path) -> None:
     rows = [_moon("a", 30, 5, [], timestamp=1500), _moon("a", 1000, 50, [7, 8], timestamp=0)]
     (session,) = load("mooncake-delta", jsonl(tmp_path / "m.jsonl", *rows))
     assert shape(session) == [(1000, 50, 0.0, None), (30, 5, 1.5, None)]
+
+
+def test_texts_that_do_not_repeat_what_is_before_them_are_deltas(tmp_path: Path) -> None:
+    rows = [
+        {"session_id": "a", "timestamp": at, "text_input": text, "output_length": 5}
+        for at, text in enumerate(("one two", "three"))
+    ]
+    path = jsonl(tmp_path / "m.jsonl", *rows)
+    assert detect(path)[0] == "mooncake-delta"
+    assert shape(load("mooncake-delta", path)[0]) == [(2 + 4 + 3, 5, 0.0, None), (1 + 4 + 3, 5, 0.001, None)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
+from workloads.formats import detect
 from workloads.trace import SharedPrefix
 
 from .lab import NOTES, jsonl, load, say, shape
@@ -66,7 +67,7 @@ def test_tools_are_a_part_of_the_prompt(tmp_path: Path) -> None:
 def test_rows_without_an_answer_are_noted_and_other_logs_refused(tmp_path: Path) -> None:
     assert load("openai-messages", jsonl(tmp_path / "a.jsonl", {"messages": CHAT[:2]})) == []
     assert "no answer of a model" in NOTES[0]
-    with pytest.raises(UserError, match=r"a\.jsonl:1: there is no key messages"):
+    with pytest.raises(UserError, match=r"a\.jsonl:1: no row has what openai-messages has \(messages or "):
         load("openai-messages", jsonl(tmp_path / "a.jsonl", {"question": "x"}))
 
 
@@ -141,3 +142,37 @@ def test_recorded_usage_goes_before_counting(tmp_path: Path) -> None:
     timed = [row | {"created": 1_764_300_000 + 5 * at} for at, row in enumerate(rows)]
     (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *reversed(timed)))
     assert shape(session) == [(1000, 50, 0.0, None), (150, 30, 5.0, None)]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [{"user_id": "user_ab_account__session_s-1"}, {"user_id": '{"device_id": "d", "session_id": "s-1"}'}],
+)
+def test_claude_code_names_its_session_in_the_name_of_its_user(tmp_path: Path, metadata: dict[str, str]) -> None:
+    rows = [{"request": {"messages": CHAT[:2], "metadata": metadata}, "response": {"content": "hi"}}]
+    assert [session.session_id for session in load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))] == ["s-1"]
+
+
+def test_rows_in_the_envelope_of_an_api_and_responses_without_prompts(tmp_path: Path) -> None:
+    usage = {"usage": {"prompt_tokens": 22, "completion_tokens": 2}}
+    row = {"custom_id": "r1", "response": {"status_code": 200, "body": {"choices": [], **usage}}}
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"data": [row, row], "has_more": False}))
+    assert detect(path) == ("openai-messages", "its rows have response/body/usage")
+    assert [shape(session)[0][:2] for session in load("openai-messages", path)] == [(22, 2), (22, 2)]
+
+
+def test_chains_go_on_where_an_answer_comes_back_without_its_reasoning(tmp_path: Path) -> None:
+    thoughtful = {**CHAT[2], "reasoning_content": "hm hm"}
+    rows = [_logged(CHAT[:2], thoughtful, created=0), _logged(CHAT[:4], CHAT[4], created=5)]
+    (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    first, second = shape(session)
+    assert first == (FIRST[0], FIRST[1] + 2, 0.0, None)
+    # The answer without its reasoning is prefilled again, behind the first prompt without the header of the answer.
+    assert second == (3 + 4 + 2 + 4 + 3, SECOND[1], 5.0, FIRST[0] - 3)
+
+
+def test_a_conversation_that_is_logged_again_as_it_grows_counts_once(tmp_path: Path) -> None:
+    rows = [{"session_id": "s", "created": at, "messages": CHAT[:end]} for at, end in ((100, 3), (107, 5), (108, 5))]
+    (session,) = load("openai-messages", jsonl(tmp_path / "a.jsonl", *rows))
+    assert shape(session) == [FIRST, (*SECOND[:2], 7.0, None)]

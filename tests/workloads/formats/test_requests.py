@@ -172,7 +172,7 @@ def test_sharegpt(tmp_path: Path) -> None:
     assert detect(path)[0] == "sharegpt"
     (session,) = load("sharegpt", path)
     assert (session.session_id, shape(session)) == ("a_0", [(2 + 4 + 3, 2, 0.0, None), (2 + 4 + 3, 2, 0.0, None)])
-    assert "no answer of a model" in NOTES[0]
+    assert f"1 left out, no answer of a model (the first: {path}:1 item 2)" in NOTES[-1]
     chat = [
         say("user", "one two", timestamp="2026-01-01T00:00:00"),
         say("assistant", "x", timestamp="2026-01-01T00:00:02"),

@@ -151,6 +151,10 @@ def test_langfuse(tmp_path: Path) -> None:
     }
     row |= {"usage_details": json.dumps(details[0]), "end_time": None}
     assert [shape(each) for each in load("langfuse", jsonl(tmp_path / "b.jsonl", row))] == [[(1000, 50, 0.0, None)]]
+    pairs = {**row, "usage_details": [["input", 1000], ["output", 50]]}
+    assert [shape(each) for each in load("langfuse", jsonl(tmp_path / "p.jsonl", pairs))] == [[(1000, 50, 0.0, None)]]
+    table = {**row, "usage_details": None, "inputUsage": 1000, "outputUsage": 50}
+    assert [shape(each) for each in load("langfuse", jsonl(tmp_path / "u.jsonl", table))] == [[(1000, 50, 0.0, None)]]
     words = {"input": [say("user", "one two")], "output": say("assistant", "three"), "usage": {"input": 0, "output": 0}}
     assert [shape(each) for each in load("langfuse", jsonl(tmp_path / "w.jsonl", _generation(0, "t", **words)))] == [
         [(2 + 4 + 3, 1 + 1, 0.0, None)]
@@ -176,7 +180,7 @@ def test_litellm(tmp_path: Path) -> None:
     assert detect(path)[0] == "litellm"
     (session,) = load("litellm", path)
     assert (session.session_id, shape(session)) == ("s", [(1000, 50, 0.0, None), (150, 30, 3.0, None)])
-    assert [note.partition(" ")[0] for note in NOTES] == ["1", f"{path}:"]
+    assert [note.partition(": ")[2].split()[0] for note in NOTES] == ["1", "1"]
     payload = {
         "id": "x",
         "trace_id": "t",

@@ -34,7 +34,7 @@ def test_toolbench_counts_schemas_calls_and_rewrites(tmp_path: Path) -> None:
         (1 + 4 + 3, 2 + 1, 0.0, 2 + 2 + 3 + 12),
     ]
     assert session.rounds[1].text == "one two three four"
-    assert "2.json.gz:1: no train_messages" in NOTES[0]
+    assert "1 left out, no train_messages" in NOTES[-1]
 
 
 def test_other_files_of_the_folder_are_left_out(tmp_path: Path) -> None:
@@ -42,6 +42,6 @@ def test_other_files_of_the_folder_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text(json.dumps({"answer_generation": {"train_messages": calls}}))
     (tmp_path / "0.json").write_text(json.dumps([{"query": "not an answer"}]))
     assert len(load("toolbench", tmp_path)) == 1
-    assert [f"{tmp_path / '0.json'}: no sign of toolbench, left out"] == NOTES
+    assert [f"{tmp_path / '0.json'}:1: no row has what toolbench has (answer_generation), left out"] == NOTES
     with pytest.raises(UserError, match=r"0\.json"):
         load("toolbench", tmp_path / "0.json")

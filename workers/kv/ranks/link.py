@@ -19,7 +19,8 @@ from typing import Protocol
 
 from zmq import LINGER, NOBLOCK, PAIR, POLLIN, RCVHWM, SNDHWM, Again, Context, Poller
 
-from ampd.page_keys import KEY_BYTES
+from ampd.keys import KEY_BYTES
+from ampd.types import Factors
 from workers.kv.shared import (
     Allow,
     Done,
@@ -30,6 +31,7 @@ from workers.kv.shared import (
     Loaded,
     Offer,
     Passes,
+    PassFactors,
     Records,
     Refused,
     Settle,
@@ -269,6 +271,10 @@ class RankLink:
         """A pass over prefills begins, as in `Passes`. Rank 0 reports it."""
         if self._rank == 0:
             self._send(Passes(list(parts)))
+
+    def tell_factors(self, factors: Factors) -> None:
+        """The factors of passes have changed."""
+        self._send(PassFactors(factors))
 
     def end_load(self, rid: str) -> None:
         """The request's load has ended, or was taken back."""

@@ -23,6 +23,7 @@ from sglang.srt.server_args import ServerArgs
 from sglang.version import __version__
 
 from ampd.model_folder import model_digest
+from ampd.types import Factors
 from workers.kv.ranks.copies import PageLoader, RankCopies, StreamWriter, pin
 from workers.kv.ranks.link import Offered, RankLink
 from workers.kv.ranks.pools import check_tried, engine_pools
@@ -128,6 +129,10 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def tell_passes(self, parts: Sequence[tuple[str, int, bool]]) -> None:
         """Tell the worker that a pass over prefills begins, as `workers.kv.rank_messages.Passes` says."""
         self._link.tell_passes(parts)
+
+    def tell_factors(self, factors: Factors) -> None:
+        """Tell the worker how its times are corrected by those of the passes."""
+        self._link.tell_factors(factors)
 
     # -- lifecycle
 

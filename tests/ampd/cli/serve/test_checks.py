@@ -43,6 +43,13 @@ def test_a_worker_must_own_sessions() -> None:
         checks.check_workers(ServeSettings(decode=0))
 
 
+def test_a_number_of_workers_and_their_roles_exclude_each_other() -> None:
+    checks.check_workers(ServeSettings(workers=4, tp=2))
+    for settings in (ServeSettings(workers=4, mixed=0), ServeSettings(workers=4, mixed_tp=2)):
+        with pytest.raises(UserError, match=r"^ampd serve: --mixed(-tp)?: --workers starts workers of any role"):
+            checks.check_workers(settings)
+
+
 def test_the_performance_model_must_have_the_degrees_of_all_roles() -> None:
     checks.check_perf(ServeSettings(perf="qwen3-32b-h20", mixed=2, mixed_tp=4))
     checks.check_perf(ServeSettings(perf="qwen3-32b-h20", prefill=0, decode=2, decode_tp=4))

@@ -56,7 +56,7 @@ def test_the_frontend_has_a_relay_before_it_unless_it_is_switched_off(argv: tupl
 def test_a_frontend_tries_again_and_never_avoids_the_only_coordinator(coordinators: str, avoided_s: str) -> None:
     frontend = _specs("--coordinators", coordinators, "--engine", "modelled")[-1]
     flags = _flags(frontend)
-    assert flags[flags.index("--migration-limit") + 1] == "1"
+    assert flags[flags.index("--migration-limit") + 1] == "3"
     assert frontend.env["DYN_RUNTIME_INHIBITED_DURATION_SECS"] == avoided_s
 
 
@@ -65,12 +65,14 @@ def test_a_frontend_tries_again_and_never_avoids_the_only_coordinator(coordinato
     [
         ([], ["prefill", "decode"]),
         (["--prefill", "0", "--decode", "2"], ["decode", "decode"]),
+        (["--workers", "5"], ["prefill", "prefill", "decode", "decode", "decode"]),
+        (["--workers", "1"], ["decode"]),
         (["--mixed", "2"], ["mixed", "mixed"]),
         (["--mixed", "1", "--prefill", "1"], ["prefill", "mixed"]),
         (["--mixed", "1", "--decode", "1"], ["decode", "mixed"]),
     ],
 )
-def test_mixed_workers_stand_alone_or_beside_the_others(
+def test_workers_start_in_the_roles_that_are_named_or_half_of_them_prefill(
     flags: list[str], roles: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = _specs("--engine", "modelled", *flags)[:-2]
@@ -119,12 +121,8 @@ def test_coordinators_accept_their_command_line() -> None:
     assert (settings.routing, settings.slo.itl_s, settings.pools) == ("always-local", 0.03, "moved")
 
 
-def test_coordinators_know_the_policies_of_the_workers() -> None:
-    """`look-ahead` serves the recent load again with them."""
-    prefill, decode, coordinator, _ = _specs("--ordering", "fcfs", "--slicing", "whole")
-    settings = parse_settings(CoordinatorSettings, _flags(coordinator), "python -m router")
-    assert (settings.ordering, settings.slicing) == ("fcfs", "whole")
-    for spec in (prefill, decode):
+def test_workers_get_their_policies() -> None:
+    for spec in _specs("--ordering", "fcfs", "--slicing", "whole")[:2]:
         argv = _flags(spec)
         assert [argv[argv.index(flag) + 1] for flag in ("--ordering", "--slicing")] == ["fcfs", "whole"]
 

@@ -111,14 +111,14 @@ async def test_a_folder_of_discovery_that_is_deleted_ends_the_graph(tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "ended", "lost"),
     [
-        ({}, {"prefill-0"}, None),
-        ({}, {"decode-1"}, "decode worker"),
-        ({"pools": "predictive"}, {"decode-1"}, None),
-        ({"pools": "predictive"}, {"prefill-0", "decode-1"}, "worker"),
+        ({"pools": "static"}, {"prefill-0"}, None),
+        ({"pools": "static"}, {"decode-1"}, "decode worker"),
+        ({}, {"decode-1"}, None),
+        ({}, {"prefill-0", "decode-1"}, "worker"),
         ({"mixed": 2}, {"mixed-0"}, None),
-        ({"mixed": 2}, {"mixed-0", "mixed-1"}, "mixed worker"),
+        ({"mixed": 2, "pools": "static"}, {"mixed-0", "mixed-1"}, "mixed worker"),
         ({"mixed": 1, "decode": 1}, {"decode-0"}, None),
-        ({"mixed": 1, "decode": 1}, {"decode-0", "mixed-1"}, "decode or mixed worker"),
+        ({"mixed": 1, "decode": 1, "pools": "static"}, {"decode-0", "mixed-1"}, "decode or mixed worker"),
     ],
 )
 def test_a_graph_serves_as_long_as_a_worker_may_own_sessions(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, local_graphs, register
+from ampd.state.redis_store import open_store
 from ampd.types import CoordinatorView, Parallelism, Role, WorkerView
 from tests.ampd.cli.top.lab import SLO, window
 from tests.harness.tcp_redis import TcpRedis

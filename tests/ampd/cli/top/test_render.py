@@ -158,11 +158,3 @@ def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
         served = window({"met": 40}, bound=12, unnamed=unnamed)
         text = as_text(snapshot([], [CoordinatorView("c", SLO, window=served)]), 80)
         assert ("25 rounds without a session" in text) is bool(unnamed)
-
-
-def test_the_roles_that_the_leader_considered_last_are_shown() -> None:
-    leader = CoordinatorView("a" * 16, SLO, is_leading=True, considered="2 prefill, 2 decode (now) 90.0%: all stay")
-    follower = CoordinatorView("b" * 16, SLO, considered="of another time")
-    text = as_text(snapshot([], [leader, follower]), 120)
-    assert "roles: 2 prefill, 2 decode (now) 90.0%: all stay" in text
-    assert "of another time" not in text

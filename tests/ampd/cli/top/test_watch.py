@@ -16,8 +16,8 @@ from uuid import uuid4
 
 import pytest
 
-from ampd.state import open_store
 from ampd.state.embedded import EmbeddedRedis
+from ampd.state.redis_store import open_store
 from ampd.types import CoordinatorView, Role, WorkerView
 from tests.ampd.cli.top.lab import SLO
 from tests.harness.fork_server import ForkedProcess, ForkServer

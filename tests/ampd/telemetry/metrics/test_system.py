@@ -6,27 +6,27 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
-from ampd.telemetry.metrics import system
+from ampd.telemetry.metrics import exposition
 
 
 @pytest.mark.parametrize("port", ["-1", "0", "9090", "32767"])
 def test_ports_that_dynamo_takes(port: str) -> None:
     environment = {"DYN_SYSTEM_PORT": port}
-    system.prepare("python -m x", environment)
+    exposition.prepare("python -m x", environment)
     assert environment == {"DYN_SYSTEM_PORT": port}
 
 
 @pytest.mark.parametrize("port", ["32768", "-2", "http", "", "9090.0"])
 def test_others_are_refused_in_one_line(port: str) -> None:
     with pytest.raises(UserError, match=r"^python -m x: DYN_SYSTEM_PORT=.*32767") as refusal:
-        system.prepare("python -m x", {"DYN_SYSTEM_PORT": port})
+        exposition.prepare("python -m x", {"DYN_SYSTEM_PORT": port})
     assert "\n" not in str(refusal.value)
 
 
 def test_the_health_does_not_follow_an_endpoint() -> None:
     """A coordinator serves its endpoint only with a decode worker, and is well without one."""
     environment = {"DYN_SYSTEM_USE_ENDPOINT_HEALTH_STATUS": '["generate"]'}
-    system.prepare("python -m x", environment)
+    exposition.prepare("python -m x", environment)
     assert environment == {}
 
 
@@ -53,6 +53,6 @@ def test_where_the_metrics_are(
 ) -> None:
     monkeypatch.setenv("DYN_SYSTEM_PORT", port)
     with caplog.at_level(logging.INFO):
-        system.log_address(Runtime(url))
+        exposition.log_address(Runtime(url))
     assert said in caplog.text
     assert len(caplog.records) == bool(said)

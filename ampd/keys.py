@@ -1,0 +1,103 @@
+"""Names: keys of KV pages, names of sessions, and tenants."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+KEY_BYTES = 32
+
+PAGE_TOKENS = 16
+"""Tokens per page of KV, where no other size is set."""
+TOKEN_BYTES = 4
+"""Of a packed token id."""
+
+
+def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = (), *, tenant: str) -> list[bytes]:
+    """Name every full page of a context by the chained SHA-256 of its tokens.
+
+    The chain is that of SGLang's storage hashes (`get_storage_hash_str`, with the tenant as cache salt), so that a
+    worker can name an engine's pages by itself: hash(parent hash + tokens as little-endian 32-bit words). A longer
+    context begins with the same keys, and its first pages need not be hashed again.
+
+    Args:
+        token_ids: the context. A last page that is not full has no key.
+        page_size: tokens per page.
+        known: keys that were computed before, of a prefix of the context or of a context that begins with it.
+        tenant: see `tenant_of`; equal tokens of two tenants have no key in common.
+
+    Returns:
+        One 32-byte key per page.
+    """
+    keys = list(known[: len(token_ids) // page_size])
+    parent = keys[-1] if keys else _seed(tenant)
+    words = memoryview(array("I", token_ids[len(keys) * page_size :])).cast("B")
+    step = page_size * TOKEN_BYTES
+    for start in range(0, len(words) // step * step, step):
+        digest = sha256(parent)
+        digest.update(words[start : start + step])
+        parent = digest.digest()
+        keys.append(parent)
+    return keys
+
+
+def _seed(tenant: str) -> bytes:
+    """Where a tenant's chains begin: SGLang's `storage_namespace_seed` of a cache salt without an extra key."""
+    if not tenant:
+        return b""
+    salt = tenant.encode()
+    return sha256(b"sglang-cache-namespace-v1\x00\x01" + len(salt).to_bytes(8, "little") + salt).digest()
+
+
+# -- The tenant of a request, and the names of sessions: what a session is called in the shared state and in logs
+
+MAX_TENANT_CHARS = 256
+
+
+def tenant_of(request: Mapping[str, Any]) -> str:
+    """The tenant of Dynamo's preprocessed request, or of the parts of it that an engine gets.
+
+    Raises:
+        ValueError: what names the tenant is not text, or is too long.
+    """
+    tenant = (request.get("routing") or {}).get("cache_salt") or ""
+    if not isinstance(tenant, str) or len(tenant) > MAX_TENANT_CHARS:
+        names = "x-tenant-id or nvext.cache_salt"
+        raise ValueError(f"the tenant ({names}) must be text of at most {MAX_TENANT_CHARS} characters")
+    return tenant
+
+
+# -- The name of a session inside of a graph: a hash of its tenant and of the id that the client gave it
+#
+# Views, Redis, KV stores and messages between processes have this name only. So sessions of two tenants never meet, a
+# name has always the same length, and a client cannot put anything of its own into it.
+
+_SESSION_KEY_BYTES = 16
+_KEY = re.compile(rf"[0-9a-f]{{{2 * _SESSION_KEY_BYTES}}}")
+
+
+def session_key(tenant: str, session_id: str) -> str:
+    """The name of a tenant's session, as 32 hexadecimal digits.
+
+    Args:
+        tenant: see `tenant_of`.
+        session_id: any text, lone surrogates included.
+    """
+    parts = [text.encode("utf-8", "surrogatepass") for text in (tenant, session_id)]
+    digest = sha256(len(parts[0]).to_bytes(8, "little"))
+    for part in parts:
+        digest.update(part)
+    return digest.digest()[:_SESSION_KEY_BYTES].hex()
+
+
+def is_session_key(text: str) -> bool:
+    """Whether a text has the form of a session's name. A client's own id may have it too, such as a UUID as hex."""
+    return _KEY.fullmatch(text) is not None
+
+
+def tenant_key(tenant: str) -> str:
+    """The name of a tenant in Redis, as 32 hexadecimal digits."""
+    return session_key(tenant, "")
