@@ -261,13 +261,17 @@ def _that_meet(seed: int) -> list[Session]:
     ]
 
 
-OURS = "on-time(late_share=0,missed_weight=1)"
+OURS = "on-time(late_share=0)"
 
 
 @pytest.fixture
 def passes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modelled engine prefills one request of a pass after the other, the simulated one all at once."""
+    """The modelled engine prefills one request of a pass after the other, the simulated one all at once.
+
+    Nor do these workers know which sessions have missed a target.
+    """
     monkeypatch.setattr(OnTimeOrdering, "TOGETHER_PASSES", 0.0)
+    monkeypatch.setattr("ampd.policies.expectations.MISSED_WEIGHT", 1.0)
 
 
 @pytest.mark.usefixtures("passes_of_one")
@@ -282,7 +286,7 @@ def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
 @pytest.mark.usefixtures("passes_of_one")
 @pytest.mark.slow
 @pytest.mark.parametrize("remote", [(), (0,), (0, 1, 2)], ids=str)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_our_slices_and_waits_of_rounds_that_meet_take_the_same_time(
     seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,7 +295,7 @@ def test_our_slices_and_waits_of_rounds_that_meet_take_the_same_time(
 
 @pytest.mark.usefixtures("passes_of_one")
 @pytest.mark.parametrize("remote", [(), (0,)], ids=str)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_passes_that_are_shared_with_the_batch_take_the_same_time(
     seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
