@@ -24,8 +24,8 @@ from tests.ampd.policies.routing_lab import PLAIN
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP1, TP4 = Parallelism(1), Parallelism(4)
-EXACT = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=0.0)
-"""Without passes of several."""
+EXACT = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=0.0, AGAIN_TARGETS=1.0)
+"""Without passes of several, and without a second due time."""
 untimed = settings(deadline=None)
 
 
@@ -87,6 +87,18 @@ def test_a_hopeless_one_stands_in_nobodys_way_and_runs_when_nothing_else_is_ther
 
 def test_of_hopeless_ones_the_shortest_runs_and_of_those_the_first() -> None:
     assert pick(ticks((9, 1), (7, 1), (8, 1), (7, 1))) == Run(1, (0,))
+
+
+def test_a_late_one_is_due_again_with_a_quarter_of_the_weight() -> None:
+    again = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=0.0)
+    late = ticks((31, 30))[0]  # again at 150
+    assert pick([late, *ticks((5, 160))], again) == Run(0), "both are on time, and it is due first"
+    assert pick([late, *ticks((5, 140))], again) == Run(1, (0,))
+    # Only one of them can be in time. The other one is given up if it frees more than four times as much.
+    assert pick([late, *ticks((123, 153))], again) == Run(1, (0,))
+    assert pick([late, *ticks((125, 155))], again) == Run(0)
+    # After 5 targets it is hopeless.
+    assert pick([late, *ticks((5, 160))], again, now_s=121 * TICK_S) == Run(1, (0,))
 
 
 def test_exactly_in_time_is_not_hopeless() -> None:
@@ -152,7 +164,7 @@ def test_behind_hopeless_ones_the_window_is_as_long_as_ever() -> None:
 
 # -- passes
 
-PASSES = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=2.0)
+PASSES = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=2.0, AGAIN_TARGETS=1.0)
 """`PLAIN` takes 10 ms a pass and 1 ms a token, so 26 ms for the shortest: up to 42 tokens run together."""
 
 
