@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Mapping
 from typing import Any
+
+import numpy as np
 
 STOP_FIELDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 """Fields of the stop conditions that hold token ids."""
@@ -18,28 +21,33 @@ def vocabulary_tokens(config: Mapping[str, Any]) -> int | None:
     return int(size) if size else None
 
 
-def unknown_token(token_ids: Collection[int], request: Mapping[str, Any], size: int) -> str | None:
+def unknown_token(prompt: bytes | array[int], request: Mapping[str, Any], size: int) -> str | None:
     """The first token id of a request that is not in [0, `size`), as one line for the client; None if all are.
 
     The model's own end-of-sequence tokens may lie outside, because the client cannot change them: see `known_tokens`.
 
     Args:
-        token_ids: the prompt.
+        prompt: its token ids as native 32-bit words.
         request: the request in Dynamo's terms (`stop_conditions`, `sampling_options`, `eos_token_ids`).
     """
+    words = np.frombuffer(prompt, np.uint32)
+    if len(words) and words.max() >= size:
+        return _unknown("the prompt", words[words >= size][0], size)
     stops = request.get("stop_conditions") or {}
-    parts: list[tuple[str, Collection[int]]] = [("the prompt", token_ids)]
-    parts += [(name, set(stops.get(name) or ()) - set(request.get("eos_token_ids") or ())) for name in STOP_FIELDS]
+    parts = [(name, set(stops.get(name) or ()) - set(request.get("eos_token_ids") or ())) for name in STOP_FIELDS]
     bias = (request.get("sampling_options") or {}).get("logit_bias") or {}
     try:
-        parts.append(("logit_bias", [int(token_id) for token_id in bias]))
+        parts.append(("logit_bias", {int(token_id) for token_id in bias}))
     except ValueError:
         return "logit_bias must map token ids to numbers"
     for where, ids in parts:
         if ids and (min(ids) < 0 or max(ids) >= size):
-            wrong = next(token_id for token_id in ids if not 0 <= token_id < size)
-            return f"token id {wrong} in {where} is not in this model's vocabulary of {size} tokens (0 to {size - 1})"
+            return _unknown(where, next(token_id for token_id in ids if not 0 <= token_id < size), size)
     return None
+
+
+def _unknown(where: str, token_id: int, size: int) -> str:
+    return f"token id {token_id} in {where} is not in this model's vocabulary of {size} tokens (0 to {size - 1})"
 
 
 def known_tokens(token_ids: Collection[int], size: int | None) -> list[int]:

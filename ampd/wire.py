@@ -90,6 +90,40 @@ class PrefillRequest(TypedDict):
     request: dict[str, Any]
 
 
+class PrefillCall(TypedDict):
+    """The prefill worker that a decode worker asks for the first token of a round, and its source of the history."""
+
+    worker_id: str
+    tp: int | None
+    source_worker_id: str | None
+    source_tp: int | None
+
+
+class RoundStart(TypedDict):
+    """What a decode worker needs to answer the client of a round, and to tell the round's coordinator its end.
+
+    Attributes:
+        request_id: of the client's request.
+        tell: where the coordinator listens, as `host:port`.
+        age_s: since the request's arrival at the coordinator.
+        link: for the first chunk.
+        prompt_tokens: of the client's own prompt; `continued_tokens`: output behind it, which came out before.
+        record: the decision record so far; None: the client does not want it.
+        prefill: left out: the round has no prefill worker.
+        tells_begin: whether the coordinator needs to be told of the first token.
+    """
+
+    request_id: str
+    tell: str
+    age_s: float
+    link: dict[str, str]
+    prompt_tokens: int
+    continued_tokens: int
+    record: dict[str, Any] | None
+    prefill: NotRequired[PrefillCall]
+    tells_begin: NotRequired[bool]
+
+
 class GenerateRequest(TypedDict):
     """To a decode worker: run the round.
 
@@ -102,6 +136,7 @@ class GenerateRequest(TypedDict):
         history_worker_id: the worker that holds the KV of a local prefill's history, because the session has just moved
             away from it; left out: this worker holds it. `history_tp` is its tensor parallelism.
         ends_session: the session has no further round: this worker releases its KV when the round ends.
+        start: how the client is answered; left out: the caller gets the engine's own chunks and the report.
     """
 
     task: TaskMessage
@@ -113,6 +148,7 @@ class GenerateRequest(TypedDict):
     ends_session: NotRequired[bool]
     kept_tokens: NotRequired[int]
     request: dict[str, Any]
+    start: NotRequired[RoundStart]
 
 
 REPORT_KEY = "ampd"

@@ -61,9 +61,9 @@ class Break:
 BREAKS = (
     Break(
         "placement: at least one token of a prompt is computed",
-        "ampd/serving/placement.py",
-        "hist_tokens = min(held_tokens, prompt_tokens - 1)",
-        "hist_tokens = min(held_tokens, prompt_tokens)",
+        "ampd/types.py",
+        "return min(held_tokens, prompt_tokens - 1)",
+        "return min(held_tokens, prompt_tokens)",
         ("tests/ampd/serving/test_placement.py",),
     ),
     Break(
@@ -208,9 +208,9 @@ BREAKS = (
     ),
     Break(
         "recovery: a request that cannot be split is not continued after its first token",
-        "router/recovery.py",
-        "if has_begun and request.uncarried is not None:",
-        "if False:",
+        "router/request.py",
+        "if option := uncarried_option(request):",
+        "if option := None:",
         ("tests/router/test_recovery.py",),
     ),
     Break(

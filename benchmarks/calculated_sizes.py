@@ -1,8 +1,8 @@
 """What whole graphs need, calculated from what their parts cost. No such graph was run.
 
     python -m benchmarks.scaling --json > scaling.json
-    python -m benchmarks.coordinator_overhead --cpu --step-ms 20 --concurrency 32 --requests 64 --long-tokens 300 \\
-        --bursts 3 --stream-tokens 1 4 16 --relay --status-relay --json > tokens.json
+    python -m benchmarks.coordinator_overhead --step-ms 20 --concurrency 32 --requests 64 --long-tokens 300 \\
+        --bursts 3 --stream-tokens 1 4 16 --status-relay --json > tokens.json
     python -m benchmarks.decision_time --policy predictive --clock cpu --workers 16 --workers 64 --workers 250 \\
         --workers 1000 --queue 8 --json > decisions.json
     python -m benchmarks.calculated_sizes scaling.json tokens.json decisions.json

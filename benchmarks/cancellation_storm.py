@@ -29,12 +29,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvloop
 from dynamo.runtime import Context
 
+from ampd.call_signatures import Signer
+from ampd.handler_stream import HandlerStream
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
@@ -47,11 +50,12 @@ from router.coordinator import Coordinator
 from router.policies import CoordinatorPolicies
 from router.round_errors import WorkerLostError
 from router.settings import CoordinatorSettings
-from workers.cancellation import send_until_stopped
+from workers.client_rounds import ClientRounds, send_until_stopped
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
+from workers.round_ends import RoundEnds
 from workers.settings import WorkerSettings
 
 NAMESPACE = "benchmark-cancellation-storm"
@@ -88,12 +92,22 @@ class LocalWorkers:
 
     def __init__(self) -> None:
         self.parts: dict[str, WorkerParts] = {}
+        self._answering: dict[str, ClientRounds] = {}
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
         return _answered(self.parts[worker_id].rounds.prefill(request), context)
 
+    async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
+        raise NotImplementedError
+
     async def generate(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
-        return _answered(self.parts[worker_id].rounds.generate(request), context)
+        if worker_id not in self._answering:
+            ends = RoundEnds(worker_id, Signer((), worker_id))
+            self._answering[worker_id] = ClientRounds(worker_id, self.parts[worker_id].rounds, self, ends)
+        return HandlerStream(partial(self._answering[worker_id].serve, request, context))
+
+    async def lives(self, worker_id: str) -> bool:
+        return worker_id in self.parts
 
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         try:
@@ -134,7 +148,7 @@ class Graph:
             directory.collect(time.monotonic())
         return {
             "rounds at coordinators": sum(coordinator.running for coordinator in coordinators),
-            "watched calls": sum(len(coordinator._services.access.guard._streams) for coordinator in coordinators),
+            "lost rounds": sum(len(coordinator._ends._lost) for coordinator in coordinators),
             "background work": sum(len(coordinator._background._tasks) for coordinator in coordinators),
             "rounds at workers": sum(part.rounds.running for part in parts),
             "queue entries at workers": sum(len(part.queue) for part in parts),

@@ -1,24 +1,22 @@
 """What the coordinator costs: TTFT, requests a second and CPU, against the frontend calling the worker itself.
 
-    python -m benchmarks.coordinator_overhead [--json] [--sessions] [--relay] [--status-relay] [--against FOLDER]
-    python -m benchmarks.coordinator_overhead --cpu [--step-ms 20] [--concurrency 64] [--stream-tokens 1 4 16]
+    python -m benchmarks.coordinator_overhead [--json] [--sessions] [--status-relay] [--against FOLDER]
+    python -m benchmarks.coordinator_overhead --step-ms 20 --concurrency 32 --stream-tokens 1 4 16
 
-Two graphs run side by side on this machine: frontend -> coordinator -> worker (local route), and frontend -> worker.
-The workers run the modelled engine with times of zero, so that what is measured is the way, not the model. Bursts of
-requests go to one and the other in turn; medians over the bursts and their ratio are printed. Every request opens a
-connection of its own: on a kept-alive one the end of a stream waits some 40 ms for a delayed acknowledgement.
+Graphs run side by side on this machine: frontend -> coordinator -> worker (local route), the same with a coordinator
+that hands no round on, so that all tokens pass it (the pipe), and frontend -> worker. The workers run the modelled
+engine with times of zero, so that what is measured is the way, not the model. Bursts of requests go to one graph after
+the other; medians over the bursts are printed. Every request opens a connection of its own: on a kept-alive one the end
+of a stream waits some 40 ms for a delayed acknowledgement.
 
-`--cpu` measures the CPU time of each process per token instead: that of long answers, less that of as many short ones,
-by the tokens between them. What short answers take besides their tokens is the CPU time per round. Without `--step-ms`
-the tokens come as fast as the processes relay them, and a process that is behind joins them. With it, they come at the
-pace of an engine.
+The CPU time of each process per token is that of long answers, less that of as many short ones, by the tokens between
+them. What short answers take besides their tokens is the CPU time per round. Without `--step-ms` the tokens come as
+fast as the processes pass them on, and one that is behind joins them. With it, they come at the pace of an engine.
 
-With several values of `--stream-tokens` there is a graph with a coordinator for each of them, and the bursts go to all
-graphs in turn. `--relay` adds a graph whose frontend calls a relay: a Python handler that passes requests and tokens on
-and does nothing else. It shows what Dynamo takes for any such process. `--against FOLDER` adds a graph with a
-coordinator and a worker of another checkout, for changes of the code. `--status-relay` measures the first graph with a
-coordinator through a second frontend too, which has the status relay before it, as those of `ampd serve` have. With
-`--cpu` its frontend, coordinator and worker are measured again during these bursts.
+With several values of `--stream-tokens` there is a graph with a coordinator for each of them. `--against FOLDER` adds a
+graph with a coordinator and a worker of another checkout, for changes of the code. `--status-relay` measures the first
+graph with a coordinator through a second frontend too, which has the status relay before it, as those of `ampd serve`
+have. Its frontend, coordinator and worker are measured again during these bursts.
 
 A refused request ends the measurement with one line that says why, because a burst with refusals measures less work.
 """
@@ -73,33 +71,30 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=100, help="requests per burst")
     parser.add_argument("--bursts", type=int, default=7, help="bursts per graph and concurrency")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--cpu", action="store_true", help="measure the CPU time per token")
-    parser.add_argument("--long-tokens", type=int, default=500, help="output tokens of a long answer, with --cpu")
+    parser.add_argument("--long-tokens", type=int, default=200, help="output tokens of a long answer")
     parser.add_argument("--step-ms", type=float, default=0.0, help="time of a decode step")
     parser.add_argument(
         "--stream-tokens", type=int, nargs="+", default=[1], metavar="N", help="tokens that a worker sends together"
     )
     parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
-    parser.add_argument("--relay", action="store_true", help="measure a relay that only passes tokens on, too")
     parser.add_argument("--status-relay", action="store_true", help="measure a frontend behind the status relay, too")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="measure the code of another checkout, too")
     parser.add_argument("--json", action="store_true", help="print one object")
     parser.add_argument("--direct-worker", metavar="NAMESPACE", help=argparse.SUPPRESS)
-    parser.add_argument("--unregistered", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--relay-to", metavar="NAMESPACE", help=argparse.SUPPRESS)
+    parser.add_argument("--pipe", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--perf", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.direct_worker:
-        return _serve_direct(options.direct_worker, options.perf, is_registered=not options.unregistered)
-    if options.relay_to:
-        return _serve_relay(options.relay_to)
+        return _serve_direct(options.direct_worker, options.perf)
+    if options.pipe:
+        return _serve_pipe(options.pipe)
     now = circumstances()
     results = now | asyncio.run(_measure(options))
     if options.json:
         print(json.dumps(results))
         return 0
     print(f"{in_words(now)}\n")
-    print(overhead_tables.cpu(results) if options.cpu else overhead_tables.times(results))
+    print("\n\n".join(table(results) for table in (overhead_tables.times, overhead_tables.cpu, overhead_tables.aims)))
     return 0
 
 
@@ -108,9 +103,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, Any]:
         supervisor = Supervisor(Path(folder))
         try:
             urls = await _start(Path(folder), redis.url, supervisor, options)
-            if options.cpu:
-                return await _cpu_per_token(options, urls, _measured(supervisor.pids, options))
-            return await _alternate(options, urls)
+            return await _alternate(options, urls, _measured(supervisor.pids, options))
         finally:
             supervisor.stop()
 
@@ -122,20 +115,20 @@ async def _start(folder: Path, redis_url: str, supervisor: Supervisor, options: 
     grouped = {_graph(tokens): tokens for tokens in options.stream_tokens}
     if options.against:
         grouped["against"] = options.stream_tokens[0]
-    others = [name for name, is_wanted in (("relay", options.relay), (_STATUS, options.status_relay)) if is_wanted]
+    grouped["pipe"] = options.stream_tokens[0]
+    others = (_STATUS,) if options.status_relay else ()
     ports = {name: claim_port("127.0.0.1", 0) for name in (*grouped, *others, "without")}
-    own = python_module("benchmarks.coordinator_overhead", ["--perf", str(profile)])
-    specs = [ProcessSpec("worker-without", (*own, "--direct-worker", "without"), env)]
-    if options.relay:
-        specs.append(ProcessSpec("worker-relay", (*own, "--direct-worker", "relay", "--unregistered"), env))
-        specs.append(ProcessSpec("relay-relay", (*own, "--relay-to", "relay"), env))
+    own = "benchmarks.coordinator_overhead"
+    direct = python_module(own, ["--perf", str(profile), "--direct-worker", "without"])
+    specs = [ProcessSpec("worker-without", direct, env)]
     for name, tokens in grouped.items():
         of_graph = {**env, **(_only(options.against) if name == "against" else {})}
         shared = ["--dyn-namespace", name, "--state-url", redis_url, "--perf", str(profile), "--model", model]
         flags = ["--role", "decode", "--engine", "modelled", "--eos-every-tokens", "0", "--stream-tokens", str(tokens)]
         specs.append(ProcessSpec(f"worker-{name}", python_module("workers", [*flags, *shared]), of_graph))
-        flags = ["--model-name", _MODEL]
-        specs.append(ProcessSpec(f"coordinator-{name}", python_module("router", [*flags, *shared]), of_graph))
+        flags = ["--model-name", _MODEL, *shared]
+        coordinator = python_module(own, ["--pipe", *flags]) if name == "pipe" else python_module("router", flags)
+        specs.append(ProcessSpec(f"coordinator-{name}", coordinator, of_graph))
     namespaces = {name: _graph(options.stream_tokens[0]) if name == _STATUS else name for name in ports}
     for name, port in ports.items():
         frontend = Frontend("127.0.0.1", port, namespaces[name], status_relay=name == _STATUS)
@@ -163,23 +156,38 @@ def _graph(stream_tokens: int) -> str:
     return "with" if stream_tokens == 1 else f"with-{stream_tokens}"
 
 
-async def _alternate(options: argparse.Namespace, urls: dict[str, str]) -> dict[str, Any]:
-    results: dict[str, Any] = {"prompt_tokens": options.prompt_tokens, "output_tokens": options.output_tokens}
+async def _alternate(options: argparse.Namespace, urls: dict[str, str], pids: dict[str, int]) -> dict[str, Any]:
+    """By number of clients: times of each graph, with short answers, and CPU times of each process."""
+    lengths = {name: getattr(options, name) for name in ("prompt_tokens", "output_tokens", "long_tokens")}
+    results: dict[str, Any] = {**lengths}
     for concurrency in options.concurrency:
         bursts: dict[str, list[Burst]] = {name: [] for name in urls}
+        each: dict[str, list[tuple[float, float]]] = {name: [] for name in pids}
         for number in range(options.bursts + 1):
-            for name, url in urls.items():
-                burst = await _burst(options, url, concurrency, number)
+            for graph, url in urls.items():
+                own = {name: pid for name, pid in pids.items() if name.partition("-")[2] == graph}
+                burst, short = await _costs(options, url, concurrency, 2 * number, own)
+                answers = argparse.Namespace(**{**vars(options), "output_tokens": options.long_tokens})
+                _, long = await _costs(answers, url, concurrency, 2 * number + 1, own)
                 if number:  # the first one warms up
-                    bursts[name].append(burst)
-        figures = {name: _medians(values) for name, values in bursts.items()}
-        first = figures[_graph(options.stream_tokens[0])]
-        figures["ratio"] = {key: first[key] / figures["without"][key] for key in first}
-        for other, base in (("against", figures["without"]), ("relay", figures["without"]), (_STATUS, first)):
-            if other in figures:
-                figures[f"{other}_ratio"] = {key: figures[other][key] / base[key] for key in first}
-        results[f"concurrency_{concurrency}"] = figures
+                    bursts[graph].append(burst)
+                    for name in own:
+                        each[name].append(split_cpu_us(short[name], long[name], options))
+        results[f"times_{concurrency}"] = {name: _medians(values) for name, values in bursts.items()}
+        results[f"concurrency_{concurrency}"] = {
+            name: dict(zip(("token_us", "round_us"), map(statistics.median, zip(*values, strict=True)), strict=True))
+            for name, values in each.items()
+        }
     return results
+
+
+async def _costs(
+    options: argparse.Namespace, url: str, concurrency: int, number: int, own: dict[str, int]
+) -> tuple[Burst, dict[str, float]]:
+    """A burst, and the CPU time in seconds that each process took for it."""
+    before = _cpu_s(own)
+    burst = await _burst(options, url, concurrency, number)
+    return burst, {name: after - before[name] for name, after in _cpu_s(own).items()}
 
 
 def _medians(bursts: list[Burst]) -> dict[str, float]:
@@ -200,30 +208,6 @@ def _measured(pids: dict[str, int], options: argparse.Namespace) -> dict[str, in
     relay = pids[f"frontend-{_STATUS}"]
     (frontend,) = psutil.Process(relay).children()
     return {**pids, **shared, f"{overhead_tables.RELAY}-{_STATUS}": relay, f"frontend-{_STATUS}": frontend.pid}
-
-
-async def _cpu_per_token(options: argparse.Namespace, urls: dict[str, str], pids: dict[str, int]) -> dict[str, Any]:
-    """Median CPU time per token and per round in us, by process."""
-    results: dict[str, Any] = {}
-    for concurrency in options.concurrency:
-        each: dict[str, list[tuple[float, float]]] = {name: [] for name in pids}
-        for number in range(options.bursts + 1):
-            used: list[dict[str, float]] = [{}, {}]
-            for is_long, tokens in enumerate((options.output_tokens, options.long_tokens)):
-                answers = argparse.Namespace(**{**vars(options), "output_tokens": tokens})
-                for graph, url in urls.items():
-                    own = {name: pid for name, pid in pids.items() if name.partition("-")[2] == graph}
-                    before = _cpu_s(own)
-                    await _burst(answers, url, concurrency, 2 * number + is_long)
-                    used[is_long] |= {name: after - before[name] for name, after in _cpu_s(own).items()}
-            if number:  # the first one warms up
-                for name in pids:
-                    each[name].append(split_cpu_us(used[0][name], used[1][name], options))
-        results[f"concurrency_{concurrency}"] = {
-            name: dict(zip(("token_us", "round_us"), map(statistics.median, zip(*values, strict=True)), strict=True))
-            for name, values in each.items()
-        }
-    return results
 
 
 def split_cpu_us(short_s: float, long_s: float, options: argparse.Namespace) -> tuple[float, float]:
@@ -281,12 +265,14 @@ def _instant(step_s: float) -> dict[str, Any]:
             }
         ],
         "kv_transfers": [{"tp_source": 1, "tp_target": 1, "segments": [{"from_tokens": 0, **nothing}]}],
+        "kv_bytes_per_token": 64,
     }
 
 
-def _serve_direct(namespace: str, profile: Path, *, is_registered: bool) -> int:
-    """A worker without queue, state or coordinator, with the same engine. The frontend calls it if it is registered."""
+def _serve_direct(namespace: str, profile: Path) -> int:
+    """A worker without queue, state or coordinator, with the same engine, which the frontend calls."""
     import uvloop
+    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
     from dynamo.runtime import dynamo_worker
 
     from ampd.perf.piecewise import PiecewiseModel
@@ -295,7 +281,7 @@ def _serve_direct(namespace: str, profile: Path, *, is_registered: bool) -> int:
     from workers.engines.base import EngineRequest
     from workers.engines.modelled import ModelledEngine
     from workers.engines.modelled_tokens import read_model_folder
-    from workers.stream_chunks import chunk_of
+    from workers.round_service import chunk_of
 
     model = PiecewiseModel(PerformanceProfile.model_validate_json(profile.read_text()))
 
@@ -311,48 +297,31 @@ def _serve_direct(namespace: str, profile: Path, *, is_registered: bool) -> int:
                 yield chunk_of(output)
 
         endpoint = runtime.endpoint(f"{namespace}.worker.generate")
-        if is_registered:
-            await _register(endpoint)
+        await register_model(
+            ModelInput.Tokens,
+            ModelType.Chat | ModelType.Completions,
+            endpoint,
+            str(tiny_model_path()),
+            _MODEL,
+            worker_type=WorkerType.Aggregated,
+            kv_cache_block_size=16,
+        )
         await endpoint.serve_endpoint(generate)
 
     uvloop.run(serve())
     return 0
 
 
-def _serve_relay(namespace: str) -> int:
-    """A handler that calls a worker of the namespace, and does nothing else."""
-    import uvloop
-    from dynamo.runtime import dynamo_worker
+def _serve_pipe(arguments: list[str]) -> int:
+    """A coordinator that hands no round on."""
+    from router import frames
+    from router.__main__ import main as serve_coordinator
 
-    @dynamo_worker()  # type: ignore[untyped-decorator]
-    async def serve(runtime: Any) -> None:
-        client = await runtime.endpoint(f"{namespace}.worker.generate").client()
+    async def start(_server: frames.FrameServer, _runtime: Any, _namespace: str) -> None:
+        """Leave all to Dynamo's server."""
 
-        async def generate(request: dict[str, Any], context: Any) -> AsyncIterator[dict[str, Any]]:
-            async for chunk in await client.random(request, annotated=False, context=context):
-                yield chunk
-
-        await client.wait_for_instances()
-        endpoint = runtime.endpoint(f"{namespace}.relay.generate")
-        await _register(endpoint)
-        await endpoint.serve_endpoint(generate)
-
-    uvloop.run(serve())
-    return 0
-
-
-async def _register(endpoint: Any) -> None:
-    from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
-
-    await register_model(
-        ModelInput.Tokens,
-        ModelType.Chat | ModelType.Completions,
-        endpoint,
-        str(tiny_model_path()),
-        _MODEL,
-        worker_type=WorkerType.Aggregated,
-        kv_cache_block_size=16,
-    )
+    frames.FrameServer.start = start  # type: ignore[assignment, method-assign]
+    return serve_coordinator(arguments)
 
 
 if __name__ == "__main__":

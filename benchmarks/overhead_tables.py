@@ -13,23 +13,15 @@ STATUS = "status"
 RELAY = "status_relay"
 """The status relay's process, as the part of a graph."""
 
-_MIDDLE = "coordinator (or relay)"
-_PARTS = {
-    "coordinator": _MIDDLE,
-    "relay": _MIDDLE,
-    "worker": "worker",
-    "frontend": "frontend",
-    RELAY: "status relay",
-}
+_PARTS = {"coordinator": "coordinator", "worker": "worker", "frontend": "frontend", RELAY: "status relay"}
 _PER = {"token_us": "per token", "round_us": "per round besides its tokens"}
 
 
 def cpu(results: Mapping[str, Any]) -> str:
     """CPU time in us per token and per round, with a column for each graph."""
     return "\n\n".join(
-        f"{name.removeprefix('concurrency_')} client(s), us of CPU time\n\n" + "\n\n".join(_cpu_tables(figures))
-        for name, figures in results.items()
-        if name.startswith("concurrency_")
+        f"{clients} client(s), us of CPU time\n\n" + "\n\n".join(_cpu_tables(figures))
+        for clients, figures in _by_clients(results, "concurrency_")
     )
 
 
@@ -49,8 +41,8 @@ def _cpu_tables(figures: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
 
 
 def _place(graph: str) -> tuple[int, int]:
-    """The graphs without a coordinator come first, and then those with one by their number of tokens."""
-    return ("without", "relay", "with", STATUS, "against").index(graph.partition("-")[0]), _tokens(graph)
+    """The graph without a coordinator comes first, and then those with one by their number of tokens."""
+    return ("without", "pipe", "with", STATUS, "against").index(graph.partition("-")[0]), _tokens(graph)
 
 
 def _tokens(graph: str) -> int:
@@ -60,7 +52,7 @@ def _tokens(graph: str) -> int:
 def _title(graph: str) -> str:
     names = {
         "without": "frontend -> worker",
-        "relay": "a relay",
+        "pipe": "the pipe",
         "against": "the other checkout",
         STATUS: "a coordinator and the status relay",
     }
@@ -68,26 +60,44 @@ def _title(graph: str) -> str:
 
 
 def times(results: Mapping[str, Any]) -> str:
-    """TTFT, whole streams and requests per second, with the ratios to the graph without a coordinator.
-
-    The ratios of the status relay are to the graph that it is before.
-    """
+    """TTFT, whole streams and requests per second, with the ratios to the graph without a coordinator."""
     rows = []
-    for name, figures in results.items():
-        if not name.startswith("concurrency_"):
-            continue
-        clients = name.removeprefix("concurrency_")
+    for clients, figures in _by_clients(results, "times_"):
         plain = figures["without"]
-        rows.append([f"{clients} client(s): frontend -> worker", *_times(plain)])
-        for graph, each in figures.items():
-            if graph in ("without", "ratio") or graph.endswith("_ratio"):
-                continue
-            ratio = figures[f"{STATUS}_ratio"] if graph == STATUS else {key: each[key] / plain[key] for key in plain}
-            ratios = [f"{ratio[key]:.2f}" for key in plain]
-            cells = [f"{value} ({ratio})" for value, ratio in zip(_times(each), ratios, strict=True)]
-            title = f"a coordinator, {_title(graph)}" if graph.startswith("with") else _title(graph)
-            rows.append([f"with {title}", *cells])
+        for graph in sorted(figures, key=_place):
+            each = figures[graph]
+            cells = [f"{value} ({each[key] / plain[key]:.2f})" for key, value in zip(plain, _times(each), strict=True)]
+            rows.append([f"{clients} client(s): {_title(graph)}", *cells])
     return markdown_table.table(["", "TTFT", "whole stream", "requests/s"], rows)
+
+
+def aims(results: Mapping[str, Any]) -> str:
+    """What each way costs beside frontend -> worker, as the aims are worded."""
+    tokens, cpu_times = results["long_tokens"], dict(_by_clients(results, "concurrency_"))
+    rows = []
+    for clients, figures in _by_clients(results, "times_"):
+        rounds = _rounds_us(cpu_times[clients], tokens)
+        for graph in sorted(figures.keys() - {"without"}, key=_place):
+            coordinator = cpu_times[clients][f"coordinator-{graph}"]
+            ratios = [figures[graph][key] / figures["without"][key] for key in ("ttft_s", "requests_per_s")]
+            cells = [f"{ratio:.2f}" for ratio in (*ratios, rounds[graph] / rounds["without"])]
+            cells += [f"{coordinator['token_us']:.1f} us", f"{coordinator['round_us']:,.0f} us"]
+            rows.append([f"{clients} client(s): {_title(graph)}", *cells])
+    columns = ["", "TTFT", "requests/s", f"CPU of all processes in rounds of {tokens} tokens"]
+    return markdown_table.table([*columns, "coordinator per token", "per round besides its tokens"], rows)
+
+
+def _rounds_us(figures: Mapping[str, Mapping[str, float]], tokens: int) -> dict[str, float]:
+    """CPU time of a round in all processes of each graph."""
+    rounds: dict[str, float] = {}
+    for process, each in figures.items():
+        graph = process.partition("-")[2]
+        rounds[graph] = rounds.get(graph, 0.0) + each["round_us"] + tokens * each["token_us"]
+    return rounds
+
+
+def _by_clients(results: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    return ((name.removeprefix(prefix), figures) for name, figures in results.items() if name.startswith(prefix))
 
 
 def _times(figures: Mapping[str, float]) -> list[str]:

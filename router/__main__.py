@@ -16,11 +16,9 @@ from ampd.telemetry.logs import configure_logging
 from ampd.telemetry.metrics import exposition
 from router.model_card import ModelCard
 from router.policies import CoordinatorPolicies
-from router.settings import PROG, CoordinatorSettings
+from router.settings import ACKNOWLEDGED_S, PROG, CoordinatorSettings
 
-_ACKNOWLEDGEMENT_VARIABLE, _ACKNOWLEDGEMENT_S = "DYN_TCP_REQUEST_TIMEOUT", "60"
-"""Seconds in which a worker must acknowledge a call. After Dynamo's 5 s a worker would count as lost that is only slow
-because of load. Its lease (`router.guard`) and its connections show whether a worker lives."""
+_ACKNOWLEDGEMENT_VARIABLE = "DYN_TCP_REQUEST_TIMEOUT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +34,7 @@ def _run(argv: list[str]) -> int:
     check_closed(settings.graph_secret_file, PROG)
 
     exposition.prepare(PROG)
-    os.environ.setdefault(_ACKNOWLEDGEMENT_VARIABLE, _ACKNOWLEDGEMENT_S)
+    os.environ.setdefault(_ACKNOWLEDGEMENT_VARIABLE, str(round(ACKNOWLEDGED_S)))
 
     # Imported late, so that --help and mistakes do not wait for these.
     import uvloop

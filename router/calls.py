@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
 from typing import Any, Protocol, cast
-from uuid import uuid4
 
 from dynamo.runtime import Context
 
@@ -19,13 +17,14 @@ from ampd.wire import (
     ENGINE_DIED,
     GENERATE_ENDPOINT,
     KV_ENDPOINT,
-    PREFILL_ENDPOINT,
     KvReply,
     KvRequest,
     engine_start,
     parse_error,
 )
+from router.frames import Frame, WorkerFrames
 from router.round_errors import WorkerLostError, WorkerRefusedError
+from router.settings import ACKNOWLEDGED_S
 
 _CALLER = "coordinator"
 
@@ -41,12 +40,12 @@ class CallContext(TracedContext, Protocol):
 class WorkerCalls(Protocol):
     """The workers of a graph, by worker id. All methods may raise `WorkerLostError`."""
 
-    async def prefill(
-        self, worker_id: str, request: Mapping[str, Any], context: CallContext
-    ) -> AsyncIterator[Chunk]: ...
-
     async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
         """Start a round on a decode worker."""
+        ...
+
+    async def hand_on(self, frame: Frame, worker_id: str, request: Mapping[str, Any]) -> None:
+        """Let a decode worker answer a frontend's request; returns when it has taken it."""
         ...
 
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
@@ -65,18 +64,19 @@ class DynamoCalls:
     def __init__(self, clients: Mapping[str, Any], signer: Signer) -> None:
         self._clients = clients
         self._signer = signer
+        self._frames = WorkerFrames(clients[GENERATE_ENDPOINT], signer)
 
     @classmethod
     async def connect(cls, runtime: Any, namespace: str, signer: Signer) -> DynamoCalls:
-        """Clients of the three endpoints of a namespace's workers."""
-        names = (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
+        """Clients of the endpoints of a namespace's workers."""
+        names = (GENERATE_ENDPOINT, KV_ENDPOINT)
         return cls({name: await runtime.endpoint(f"{namespace}.{COMPONENT}.{name}").client() for name in names}, signer)
-
-    async def prefill(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
-        return await self._start(PREFILL_ENDPOINT, worker_id, request, context)
 
     async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
         return await self._start(GENERATE_ENDPOINT, worker_id, request, context)
+
+    async def hand_on(self, frame: Frame, worker_id: str, request: Mapping[str, Any]) -> None:
+        await self._frames.send(frame, worker_id, request, ACKNOWLEDGED_S)
 
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         context = context_for_call(_CALLER) or Context()
@@ -114,13 +114,10 @@ def _sound(worker_id: str, reply: Any) -> KvReply:
     return cast(KvReply, reply)
 
 
-def worker_error(worker_id: str, error: Exception, *, has_died: bool = False) -> WorkerLostError | WorkerRefusedError:
+def worker_error(worker_id: str, error: Exception) -> WorkerLostError | WorkerRefusedError:
     """Classify a failed call: the worker refused with an HTTP status, or it is lost.
 
     A worker's exception loses its class on the way, so its status travels in the text (`ampd-error <status>: ...`).
-
-    Args:
-        has_died: a worker that is lost has died during the call: it had taken it, and was not shutting down.
     """
     if isinstance(error, (WorkerLostError, WorkerRefusedError)):
         return error
@@ -129,41 +126,4 @@ def worker_error(worker_id: str, error: Exception, *, has_died: bool = False) ->
         if status == ENGINE_DIED:
             return WorkerLostError(worker_id, message, has_died=True, start=engine_start(message))
         return WorkerRefusedError(worker_id, status, message)
-    return WorkerLostError(worker_id, one_line_of(error), has_died=has_died)
-
-
-class LinkedContexts:
-    """Makes a separate context for every call of a round, which stops when the round's context stops.
-
-    The contexts are separate because a call to a worker that hangs must be given up without ending the round.
-    """
-
-    def __init__(self, parent: CallContext) -> None:
-        self._parent = parent
-        self._children: list[CallContext] = []
-        self._task: asyncio.Task[None] | None = None
-
-    def new(self) -> CallContext:
-        child = self._parent.detached(uuid4().hex)
-        self._children.append(child)
-        if self._parent.is_stopped():
-            # The task may have ended with the stop. Then this call would run to its end although its client has gone.
-            child.stop_generating()
-        elif self._task is None:
-            self._task = asyncio.create_task(self._follow())
-        return child
-
-    def stop(self) -> None:
-        """Stop every call, because nothing reads them on. A worker that says nothing would not notice it otherwise."""
-        for child in self._children:
-            child.stop_generating()
-
-    def close(self) -> None:
-        """End the link, when the round is over."""
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _follow(self) -> None:
-        with suppress(asyncio.CancelledError):
-            await self._parent.async_killed_or_stopped()
-            self.stop()
+    return WorkerLostError(worker_id, one_line_of(error))

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ampd.background_tasks import BackgroundTasks, RoundsInProgress
+from ampd.background_tasks import BackgroundTasks
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
+from ampd.round_end import error_chunk, merged_usage
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.serving.roles import POOLS_INTERVAL_S, RoleReview
@@ -20,26 +21,25 @@ from ampd.state.store import SessionLimits
 from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
+from ampd.telemetry.tracing import Trace, TracedContext
 from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
-from router.guard import StreamGuard
+from router.frames import Frame
 from router.lease_probe import LeaseProbe
-from router.outputs import error_chunk, merged_usage
 from router.own_tokenizer import OwnTokenizer
-from router.placement import Placer, log_left_out
+from router.placement import Placer, SessionCounts, SessionMoves, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
+from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
-from router.round_run import RoundRun
+from router.round_run import RoundRun, pipe
 from router.served import Observer
 from router.services import RoundOptions, Services
 from router.session_control import SessionControl
-from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
-from router.session_moves import SessionMoves
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
 from router.unnamed_rounds import UnnamedRounds
@@ -91,7 +91,6 @@ class Coordinator:
         self._vocabulary_size = vocabulary_size
         self._round_log = RoundLog(settings.log_rounds)
         self._background = BackgroundTasks(_MOST_BACKGROUND_TASKS)
-        self._rounds = RoundsInProgress()
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
         limits = _session_limits(settings)
@@ -104,9 +103,12 @@ class Coordinator:
             serves=OwnTokenizer(tokenizer).serves,
             on_session_end=sessions.forget,
         )
-        guard = StreamGuard(self.view, silent_s=settings.lease_s, clock=clock)
+        access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
+        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, access.take_report, clock)
+        self._calls = calls
+        self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
-        self.gate = AdmissionGate(admission, self.view, lambda: len(self._rounds))
+        self.gate = AdmissionGate(admission, self.view, lambda: self.running)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
@@ -117,15 +119,18 @@ class Coordinator:
                 limits,
                 SUSPECT_S,
                 self.gate,
+                self._background.spawn,
                 SessionMoves(self.view, settings.moves),
                 clock,
             ),
-            access=WorkerAccess(self.view, store, calls, guard, CALL_TIMEOUT_S),
+            access=access,
             sessions=sessions,
             options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
             clock=clock,
             spawn=self._background.spawn,
-            deaths=WorkerDeaths(store, self._background.spawn),
+            deaths=WorkerDeaths(store),
+            ends=self._ends,
+            refused=self._note_refusal,
             observers=(end_logger(self._round_log), *observers),
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
@@ -133,7 +138,7 @@ class Coordinator:
     @property
     def running(self) -> int:
         """Rounds in progress here."""
-        return len(self._rounds)
+        return len(self._ends.in_progress)
 
     @property
     def session_counts(self) -> SessionCounts:
@@ -161,24 +166,32 @@ class Coordinator:
         if self._services.access.undeleted:
             self._background.spawn(self._services.access.delete_bindings())
 
-    async def start(self) -> None:
-        """Connect to the shared state. Raises `StateUnavailableError`."""
+    async def start(self, keys: tuple[bytes, ...] = ()) -> None:
+        """Connect to the shared state, and listen to workers.
+
+        Args:
+            keys: the secrets of the graph.
+
+        Raises:
+            StateUnavailableError
+        """
         await self.view.start()
-        self._services.access.guard.start()
+        await self._ends.listen(keys)
+        self._ends.start()
         self._lease_probe.start()
         if self.pools is not None:
             self.pools.start()
 
     async def drained(self) -> None:
         """Wait until no round is in progress here."""
-        await self._rounds.drained()
+        await self._ends.in_progress.drained()
 
     async def stop(self, timeout_s: float = 2.0) -> None:
         """Finish the background work of rounds, as far as `timeout_s` allows, and disconnect."""
         if self.pools is not None:
             await self.pools.stop()
+        await self._ends.stop()
         await self._background.finish(timeout_s)
-        await self._services.access.guard.stop()
         await self._lease_probe.stop()
         await self.view.stop()
 
@@ -186,32 +199,63 @@ class Coordinator:
         """Serve one round: Dynamo's handler. A round that fails ends with an `error_chunk`."""
         return HandlerStream(partial(self._serve, request, context), join_chunks)
 
+    async def take(self, frame: Frame) -> bool:
+        """Hand a frontend's request on to the worker that answers it. False: `generate` is to answer."""
+        trace = tracing.begin(frame)
+        try:
+            wanted = self._read(frame.request(), frame)
+            if wanted.max_tokens == 0 and wanted.is_final:
+                return False
+            while True:
+                run = await self._begin(wanted, frame.id())
+                if not await run.give(partial(self._calls.hand_on, frame), frame.is_stopped):
+                    return False
+                if await run.until_answered():
+                    return True
+        except RoundRefusedError as error:
+            self._refusals[frame.id()] = self._refused(error, trace)
+            return False
+
     async def _serve(self, request: Mapping[str, Any], context: CallContext, send: Send[Chunk]) -> None:
+        if (refusal := self._refusals.pop(context.id(), None)) is not None:
+            send(refusal)
+            return
         trace = tracing.begin(context)
         try:
-            with self._rounds.round():
-                affinity = context.metadata.get(AFFINITY)
-                wanted = parse_round(request, self._targets, self._vocabulary_size, affinity)
-                del request  # its list of token ids is large
-                if not wanted.is_named and not wanted.continued_tokens:
-                    self.unnamed.add()  # another coordinator has counted a continued one
-                trace = trace.of_session(wanted.client_session_id or wanted.session_id)
-                if wanted.max_tokens == 0 and wanted.is_final:
+            wanted = self._read(request, context)
+            del request  # its list of token ids is large
+            if wanted.max_tokens == 0 and wanted.is_final:
+                with self._ends.in_progress.round():
                     send(await self._end_session(wanted))
-                else:
-                    await RoundRun(wanted, context, self._services).serve(send)
+            else:
+                await pipe(await self._begin(wanted, context.id()), self._calls, context, send)
         except RoundRefusedError as error:
-            self._note_refusal(error)
-            send(error_chunk(error.status, trace.quoted(str(error))))
+            send(self._refused(error, trace))
         except Exception as error:
             self.failures[_SERVER_ERROR] += 1
             log.exception("a round failed in the coordinator")
             send(error_chunk(_SERVER_ERROR, trace.quoted(f"the coordinator failed: {error!r}")))
 
-    def _note_refusal(self, error: RoundRefusedError) -> None:
-        self.failures[error.status] += 1
-        level = logging.WARNING if error.status >= _SERVER_ERROR else self._round_log.end_level
-        log_fields(log, level, "round refused", status=error.status, error=str(error))
+    def _read(self, request: Mapping[str, Any], context: TracedContext) -> RoundRequest:
+        wanted = parse_round(request, self._targets, self._vocabulary_size, context.metadata.get(AFFINITY))
+        if (trace := tracing.current()) is not None:
+            trace.of_session(wanted.client_session_id or wanted.session_id)
+        return wanted
+
+    async def _begin(self, wanted: RoundRequest, request_id: str) -> RoundRun:
+        before = await self._ends.before(request_id)
+        if before is None and not (wanted.is_named or wanted.continued_tokens):
+            self.unnamed.add()  # another coordinator has counted a continued one
+        return RoundRun(wanted, request_id, self._services, before)
+
+    def _refused(self, error: RoundRefusedError, trace: Trace) -> Chunk:
+        self._note_refusal(error.status, str(error))
+        return error_chunk(error.status, trace.quoted(str(error)))
+
+    def _note_refusal(self, status: int, message: str) -> None:
+        self.failures[status] += 1
+        level = logging.WARNING if status >= _SERVER_ERROR else self._round_log.end_level
+        log_fields(log, level, "round refused", status=status, error=message)
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""

@@ -13,6 +13,7 @@ from router.served import ServedRound
 
 if TYPE_CHECKING:
     from router.coordinator import Coordinator
+    from router.frames import FrameServer
     from router.settings import CoordinatorSettings
 
 _USUAL_FAILURES = {400: 0, 429: 0, 500: 0, 503: 0}
@@ -51,10 +52,13 @@ class RoundRecorder:
 class CoordinatorReader:
     """Reads the metrics that mirror the state of a coordinator and its parts."""
 
-    def __init__(self, coordinator: Coordinator, settings: CoordinatorSettings, store: StateStore) -> None:
+    def __init__(
+        self, coordinator: Coordinator, settings: CoordinatorSettings, store: StateStore, frames: FrameServer
+    ) -> None:
         self._coordinator = coordinator
         self._settings = settings
         self._store = store
+        self._frames = frames
         self._reasons = LabelValues()
 
     def __call__(self) -> Iterator[Reading]:
@@ -64,6 +68,7 @@ class CoordinatorReader:
         yield Reading(names.SLO_ITL, settings.itl)
         yield Reading(names.COORDINATOR_INFO, 1, (settings.routing, settings.binding, settings.pools))
         yield Reading(names.ROUNDS_IN_PROGRESS, coordinator.running)
+        yield Reading(names.HANDING_ON, not self._frames.off_reason)
         for status, count in {**_USUAL_FAILURES, **coordinator.failures}.items():
             yield Reading(names.ROUND_FAILURES, count, (str(status),))
         yield from self._admissions()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ampd.round_end import Measures
 from ampd.serving.placement import Plan
 from ampd.state.store import Binding
-from ampd.wire import RoundReport, fields_of
+from ampd.wire import fields_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,67 +56,26 @@ class Decided:
     estimates: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillMeasured:
-    """The prefill, as the worker that ran it measured it.
-
-    Attributes:
-        cached_tokens: prompt tokens that it did not compute.
-        hit_tokens: where their KV was when it began: `device`, `store`, `peer`; `recomputed`: tokens of the history
-            whose KV was in none of them, those included that had been evicted before.
-        slices: parts in which it ran, with the work of others between them.
-    """
-
-    queued_s: float = 0.0
-    prefill_s: float = 0.0
-    cached_tokens: int = 0
-    hit_tokens: dict[str, int] = field(default_factory=dict)
-    slices: int = 1
-
-
-@dataclass(slots=True)
-class KvReads:
-    """The KV that one of the two workers read from the other; tries that failed count too."""
-
-    tokens: int = 0
-    bytes: int = 0
-    s: float = 0.0
-
-    def add(self, report: RoundReport) -> None:
-        self.tokens += report["kv_read_tokens"]
-        self.bytes += report["kv_read_bytes"]
-        self.s += report["kv_read_s"]
-
-    def as_dict(self, part: str) -> dict[str, Any]:
-        """The fields as the record names them, for the `part` of the prompt that was read."""
-        return {f"kv_read_{name}_{part}": value for name, value in fields_of(self).items()}
-
-
 @dataclass(slots=True)
 class DecisionRecord:
     """Returned to clients that ask for `nvext.extra_fields: ["engine_data"]`, as `nvext.engine_data.ampd`.
 
     Attributes:
-        history_read: of the prefill worker from the decode worker; `increment_read`: the other way.
         move_reason: why the session moved to another decode worker before this round; "": it did not.
         kept_tokens: of the prompt, in the context of its session before, as far as is known. Their KV may be gone.
         rewritten: the prompt departs from the session's last context.
         retries: workers that failed this round.
         ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
-        kv_reload_s: time of copies from KV stores to devices, of both workers, as far as their engines measure it.
     """
 
     facts: RoundFacts
     decided: Decided = field(default_factory=Decided)
-    prefill: PrefillMeasured = field(default_factory=PrefillMeasured)
-    history_read: KvReads = field(default_factory=KvReads)
-    increment_read: KvReads = field(default_factory=KvReads)
+    measures: Measures = field(default_factory=Measures)
     move_reason: str = ""
     kept_tokens: int = 0
     rewritten: bool = False
     retries: int = 0
     ttft_s: float | None = None
-    kv_reload_s: float = 0.0
 
     def placed(self, plan: Plan, binding: Binding) -> None:
         """A placement; a later one of the same round replaces it."""
@@ -133,35 +93,15 @@ class DecisionRecord:
         )
         self.move_reason = self.move_reason or plan.move_reason
 
-    def prefilled(self, report: RoundReport) -> None:
-        """Measurements of the worker that ran the prefill, and the KV that it read from the decode worker."""
-        self.prefill = PrefillMeasured(
-            report["queued_s"],
-            report["prefill_s"],
-            report["cached_tokens"],
-            report.get("hit_tokens", {}),
-            report.get("slices", 1),
-        )
-        self.history_read.add(report)
-        self.kv_reload_s += report.get("reload_s", 0.0)
-
-    def read_increment(self, report: RoundReport) -> None:
-        """KV that the decode worker read from the prefill worker."""
-        self.increment_read.add(report)
-        self.kv_reload_s += report.get("reload_s", 0.0)
-
     def as_dict(self) -> dict[str, Any]:
         """The record as it travels."""
         return {
             **fields_of(self.facts),
             **fields_of(self.decided),
-            **fields_of(self.prefill),
-            **self.history_read.as_dict("history"),
-            **self.increment_read.as_dict("increment"),
+            **self.measures.as_dict(),
             "move_reason": self.move_reason,
             "kept_tokens": self.kept_tokens,
             "rewritten": self.rewritten,
             "retries": self.retries,
             "ttft_s": self.ttft_s,
-            "kv_reload_s": self.kv_reload_s,
         }

@@ -23,6 +23,7 @@ from router.calls import DynamoCalls
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
+from router.frames import FrameServer
 from router.model_card import ModelCard, smallest_context_tokens
 from router.other_cards import OtherCards
 from router.policies import CoordinatorPolicies
@@ -51,7 +52,7 @@ async def serve_coordinator(
         signer = Signer(keys, f"{COORDINATOR_COMPONENT}-{endpoint.connection_id():x}")
         calls = await DynamoCalls.connect(runtime, settings.namespace, signer)
         process = CoordinatorProcess(runtime, settings, card, policies, store, calls)
-        await process.run()
+        await process.run(keys)
     finally:
         await store.close()
     if process.has_given_up:
@@ -91,6 +92,7 @@ class CoordinatorProcess:
         coordinator.unnamed.subscribe(window.add_unnamed)
         coordinator.sessions.register(runtime)
         self._coordinator = coordinator
+        self._frames = FrameServer(coordinator.take)
         self._has_given_up = asyncio.Event()
         self._presence = Presence(self._entry(), lambda: bool(coordinator.view.decode()))
         self._entries = DiscoveryEntries(self._presence.wanted_entries)
@@ -102,15 +104,18 @@ class CoordinatorProcess:
             store, coordinator_id, view_reader, settings.lease_s, on_answer=coordinator.store_answered
         )
         self._others = OtherCards(store, coordinator_id, self._publisher.publish)
-        self._expose(recorder, CoordinatorReader(coordinator, settings, store))
+        self._expose(recorder, CoordinatorReader(coordinator, settings, store, self._frames))
 
     @property
     def has_given_up(self) -> bool:
         """Rounds were still in progress when the time for them was over."""
         return self._has_given_up.is_set()
 
-    async def run(self) -> None:
+    async def run(self, keys: tuple[bytes, ...]) -> None:
         """Serve until a signal comes.
+
+        Args:
+            keys: the secrets of the graph.
 
         Raises:
             RunError: Dynamo ended before that.
@@ -123,7 +128,7 @@ class CoordinatorProcess:
             drain_callback=self._drain,
         )
         try:
-            await self._start()
+            await self._start(keys)
             if await self._presence.until_ready():
                 await self._register()
                 self._presence.start()
@@ -146,6 +151,8 @@ class CoordinatorProcess:
 
         What they lose is the connection, so that a frontend that may migrate has another coordinator go on with them.
         """
+        # A connection that a frontend made before would pass by it.
+        await self._frames.start(self._runtime, self._settings.namespace)
         serving = asyncio.ensure_future(
             self._endpoint.serve_endpoint(self._coordinator.generate, graceful_shutdown=True)
         )
@@ -157,10 +164,11 @@ class CoordinatorProcess:
         finally:
             serving.cancel()
             giving_up.cancel()
+            self._frames.stop()
 
-    async def _start(self) -> None:
+    async def _start(self, keys: tuple[bytes, ...]) -> None:
         settings = self._settings
-        await self._coordinator.start()
+        await self._coordinator.start(keys)
         self._publisher.start()
         exposition.log_address(self._runtime)
         exposition.answer_liveness(self._runtime)

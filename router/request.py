@@ -13,11 +13,55 @@ from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.local_only import uncarried_option
 from ampd.types import Slo
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
-from router.continuation import continued
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
-from router.unserved_options import unserved_option
+
+_SAMPLING: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((1,), "ask for `n` choices and take the best one"),
+    "length_penalty": ((0, 1), "leave it out; it belongs to beam search"),
+    "use_beam_search": ((False,), "leave it out; sampling with `n` above 1 gives several answers"),
+    "logit_bias": (({},), "leave it out"),
+}
+"""Sampling option -> the values at which it does nothing, and the advice for the others."""
+
+_PASSED_ON: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "allowed_token_ids": ((), "use a grammar (`response_format`)"),
+    "bad_words_token_ids": (([],), "leave it out, or use a grammar (`response_format`)"),
+    "logprob_token_ids": (([],), "leave it out; `top_logprobs` gives the most likely tokens"),
+    "detokenize": ((True,), "leave it out; answers are text"),
+}
+"""The same for the options that Dynamo does not read, but leaves to the engine."""
+
+_OUTPUTS = {
+    "prompt_logprobs": "leave out `echo` and `prompt_logprobs`; Dynamo puts neither the prompt nor its "
+    "log-probabilities into the answer"
+}
+_STOPS = {"max_thinking_tokens": "leave it out, or bound the whole output with `max_tokens`"}
+
+
+def unserved_option(request: Mapping[str, Any]) -> str | None:
+    """Why the request cannot be served as it asks, as one line for the client; None: it can.
+
+    Args:
+        request: Dynamo's preprocessed request.
+    """
+    sampling, stops = request.get("sampling_options") or {}, request.get("stop_conditions") or {}
+    passed_on = (request.get("extra_args") or {}).get("sampling_options") or {}
+    for options, known in ((sampling, _SAMPLING), (passed_on, _PASSED_ON)):
+        for name, (neutral, advice) in known.items():
+            value = options.get(name)
+            # As many candidates as choices: none is dropped.
+            same = name == "best_of" and value == options.get("n")
+            if value is not None and value not in neutral and not same:
+                return f"the option {name} is not supported; {advice}"
+    outputs = request.get("output_options") or {}
+    for options, advices in ((stops, _STOPS), (outputs, _OUTPUTS)):
+        for name, advice in advices.items():
+            if options.get(name) is not None:
+                return f"the option {name} is not supported; {advice}"
+    return None
+
 
 MAX_SESSION_ID_CHARS = 512
 ANNOUNCEMENT = "announce"
@@ -39,12 +83,10 @@ class RoundRequest:
         prompt: token ids of the whole prompt as native 32-bit words. A list of them takes ten times the memory, and an
             overloaded coordinator holds thousands of prompts.
         max_tokens: most output tokens a choice; None: until the model or the context ends.
-        min_tokens: output tokens before which a stop token ends nothing.
-        stop_token_ids: tokens that end the output, the model's own included; empty under `ignore_eos`.
         choices: number of choices (`n`).
         wants_record: whether the client asked for `engine_data` (`nvext.extra_fields`).
         uncarried: the option that forbids a remote prefill, if one does.
-        continued_tokens: output tokens at the end of the prompt, which came out before another coordinator died.
+        continued_tokens: output tokens at the end of the prompt, which came out before a process was lost.
         continued_mark: of the fingerprint of the weights that they came from; 0: it is not known.
         clamped_targets: the targets that the client set outside of the graph's limits; `slo` has the nearest limits.
         engine_request: the parts that an engine needs.
@@ -57,8 +99,6 @@ class RoundRequest:
     prompt: bytes
     slo: Slo
     max_tokens: int | None
-    min_tokens: int
-    stop_token_ids: frozenset[int]
     choices: int
     wants_record: bool
     uncarried: str | None
@@ -126,7 +166,8 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         raise RoundRefusedError(400, "the prompt must be a list of token ids")
     if reason := unserved_option(request) or beyond_sampling(request):
         raise RoundRefusedError(400, reason)
-    if vocabulary_size is not None and (reason := unknown_token(token_ids, request, vocabulary_size)):
+    prompt = _packed(token_ids)
+    if vocabulary_size is not None and (reason := unknown_token(prompt, request, vocabulary_size)):
         raise RoundRefusedError(400, reason)
     if (request.get("routing") or {}).get("lora_name"):
         raise RoundRefusedError(400, "this model is served without LoRA adapters; the request names one")
@@ -140,17 +181,16 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)
+    _count(stops, "min_tokens")
     targets = limits.of(request)
     return RoundRequest(
         session_id=f"single-{uuid4().hex}" if named is None else session_key(tenant, named),
         client_session_id=named,
         tenant=tenant,
         is_final=bool(agent.get("session_final")),
-        prompt=_packed(token_ids),
+        prompt=prompt,
         slo=targets.slo,
         max_tokens=_count(stops, "max_tokens"),
-        min_tokens=_count(stops, "min_tokens") or 0,
-        stop_token_ids=_stop_token_ids(request, stops),
         choices=_choices(request.get("sampling_options") or {}),
         wants_record=_wants_record(request),
         uncarried=uncarried_option(request),
@@ -174,12 +214,12 @@ def _engine_request(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _continued(request: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
-    """A request that another coordinator began, as one for the rest of the output. Dynamo has reduced `max_tokens`."""
+    """A request whose output has begun, as one for the rest of the output. Dynamo has reduced `max_tokens`."""
     if option := uncarried_option(request):
         raise RoundRefusedError(
             503,
-            f"the coordinator was lost after {tokens} tokens, and a request with {option} cannot be continued "
-            "elsewhere; send it again",
+            f"a process was lost after {tokens} tokens, and a request with {option} cannot be continued elsewhere; "
+            "send it again",
         )
     stops = request.get("stop_conditions") or {}
     least = _count(stops, "min_tokens")
@@ -232,13 +272,54 @@ def _session_id(agent: Mapping[str, Any]) -> str | None:
     return session_id
 
 
-def _stop_token_ids(request: Mapping[str, Any], stops: Mapping[str, Any]) -> frozenset[int]:
-    if stops.get("ignore_eos"):
-        return frozenset()
-    names = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
-    return frozenset(request.get("eos_token_ids") or ()).union(*(stops.get(name) or () for name in names))
-
-
 def _wants_record(request: Mapping[str, Any]) -> bool:
     nvext = (request.get("extra_args") or {}).get("nvext") or {}
     return "engine_data" in (nvext.get("extra_fields") or ())
+
+
+# -- requests that a frontend sends again
+
+_RETURNED_LINK = "migration_link"
+_MARK_SHIFT, _MOST = 32, 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """What came out of a round before a process was lost.
+
+    The frontend (`--migration-limit`) sends the request again with the tokens that had come out at the end of the
+    prompt, and `max_tokens` reduced. It marks such a request only for tracing: a chunk's `worker_trace_link` comes back
+    as the request's `migration_link`. Each first chunk therefore carries a link. The span id has 32 bits of the
+    fingerprint of the weights (`router.fingerprints.mark_of`) and the length of the prompt.
+
+    Attributes:
+        tokens: at the end of the prompt, which are its output.
+        fingerprint_mark: of the weights that the output came from; 0: they are not known.
+    """
+
+    tokens: int
+    fingerprint_mark: int
+
+
+def link(trace_id: str | None, prompt_tokens: int, fingerprint_mark: int = 0) -> dict[str, str]:
+    """What a round's first chunk carries. `prompt_tokens`: of the client's own prompt."""
+    return {"trace_id": trace_id or uuid4().hex, "span_id": f"{fingerprint_mark:08x}{prompt_tokens:08x}"}
+
+
+def continued(request: Mapping[str, Any]) -> Continued | None:
+    """What came out of a round before; None: the request is new.
+
+    Raises:
+        ValueError, TypeError, KeyError: the link is not one of `link`.
+    """
+    returned = request.get(_RETURNED_LINK)
+    if returned is None:
+        return None
+    span = int(returned["span_id"], 16)
+    if not 0 <= span < _MOST:
+        raise ValueError(f"{_RETURNED_LINK} has a span id of more than 64 bits")
+    mark, prompt_tokens = divmod(span, 1 << _MARK_SHIFT)
+    tokens = len(request["token_ids"]) - prompt_tokens
+    if tokens < 0:
+        raise ValueError(f"{_RETURNED_LINK} names a longer prompt")
+    return Continued(tokens, mark)

@@ -34,7 +34,7 @@ def end_logger(wanted: RoundLog) -> Observer:
     """An observer that logs one line at the end of each round."""
 
     def log_end(served: ServedRound) -> None:
-        record, decided, prefill = served.record, served.record.decided, served.record.prefill
+        record, decided, measures = served.record, served.record.decided, served.record.measures
         log_fields(
             log,
             wanted.end_level,
@@ -47,19 +47,19 @@ def end_logger(wanted: RoundLog) -> Observer:
             is_initial=served.is_initial,
             hist_tokens=decided.hist_tokens,
             incr_tokens=decided.incr_tokens,
-            cached_tokens=prefill.cached_tokens,
-            **{f"{tier}_tokens": tokens for tier, tokens in prefill.hit_tokens.items()},
+            cached_tokens=measures.cached_tokens,
+            **{f"{tier}_tokens": tokens for tier, tokens in measures.hit_tokens.items()},
             output_tokens=served.output_tokens,
             ttft_s=served.ttft_s,
             itl_s=served.itl_s,
             lasted_s=served.lasted_s,
-            queued_s=prefill.queued_s,
-            prefill_s=prefill.prefill_s,
-            kv_read_bytes_history=record.history_read.bytes,
-            kv_read_s_history=record.history_read.s,
-            kv_read_bytes_increment=record.increment_read.bytes,
-            kv_read_s_increment=record.increment_read.s,
-            kv_reload_s=record.kv_reload_s,
+            queued_s=measures.queued_s,
+            prefill_s=measures.prefill_s,
+            kv_read_bytes_history=measures.kv_read_bytes_history,
+            kv_read_s_history=measures.kv_read_s_history,
+            kv_read_bytes_increment=measures.kv_read_bytes_increment,
+            kv_read_s_increment=measures.kv_read_s_increment,
+            kv_reload_s=measures.kv_reload_s,
             retries=record.retries,
             session_key=record.facts.session_key,
         )

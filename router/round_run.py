@@ -1,96 +1,190 @@
-"""One round from request to last token: place it, prefill it here or there, decode it, survive lost workers."""
+"""One round from its request to its end: place it, give it to its decode worker, and learn what became of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import replace
 
+from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
+from ampd.keys import TOKEN_BYTES
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, Taken, error_chunk, goes_on_elsewhere
+from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
 from ampd.types import Route
-from ampd.wire import REPORT_KEY, GenerateRequest, PrefillRequest, RoundReport
-from router.calls import CallContext, LinkedContexts, worker_error
-from router.client_stream import ClientStream
+from ampd.wire import ENGINE_DIED, OVERLOADED, GenerateRequest, RoundReport, encode_task
+from router.calls import CallContext, WorkerCalls
 from router.decision_record import DecisionRecord, RoundFacts
-from router.outputs import ends_at_prefill, first_chunk
+from router.fingerprints import mark_of
 from router.placement import Placement
 from router.prompt_history import PromptHistory
-from router.recovery import Recovery, decode_error
-from router.request import RoundRequest
-from router.round_errors import RoundRefusedError, WorkerLostError
+from router.request import RoundRequest, link
+from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_log import log_placed
-from router.served import notify
+from router.served import ServedRound, notify
 from router.services import Services
-from router.session_memory import SessionOwner, pack_tokens
+from router.session_memory import SessionOwner
 from router.unplaced_round import MovingSession, UnplacedRound
-from router.worker_chunks import check_chunk
 from router.worker_deaths import RequestDeaths
-from router.worker_requests import generate_request, prefill_request, take_over_request
 
 log = logging.getLogger(__name__)
 
+UNAVAILABLE = 503
+_SERVER_ERROR = 500
+_END_COMES_S = 1.0
+"""In which a worker has told how a round ended, after its stream broke off."""
+
+Deliver = Callable[[str, GenerateRequest], Awaitable[None]]
+"""Gives a round to a worker, by its id. It raises an error of `router.round_errors` if the worker does not take it."""
+
 
 class RoundRun:
-    """The life of one round. `serve` sends Dynamo's chunks; however it ends, no call and no queued task stays behind.
+    """The life of one round. However it ends, no queued task stays behind.
 
-    `_unreached` is the placement whose task may not have reached its worker, because no output of it has come yet. It
+    `_unreached` is the placement whose task may not have reached its worker, because no output of it is known yet. It
     must be withdrawn if the round ends. A worker does not begin a call whose client has gone already.
+
+    Args:
+        request_id: of the client's request.
+        before: an earlier try of the same request, which its worker has lost. The frontend sends such a request again,
+            with the output so far.
+
+    Attributes:
+        given_s: when its worker got it.
+        was_answered: its frontend has a connection to the worker that has the round, or had it.
+        end: what its worker told of its end; None: nothing, or not yet.
     """
 
-    def __init__(self, request: RoundRequest, context: CallContext, services: Services) -> None:
+    def __init__(
+        self, request: RoundRequest, request_id: str, services: Services, before: RoundRun | None = None
+    ) -> None:
         self._request = request
-        self._context = context
+        self.request_id = request_id
         self._services = services
-        self._links = LinkedContexts(context)
+        self._before_tokens = 0
+        if before is None:
+            self._arrival_s = services.clock()
+            self._record = _new_record(request, request_id, services.options.policy)
+            self._deaths = RequestDeaths(services.deaths, request)
+            self._lost: set[str] = set()
+            self._last_error: Exception | None = None
+            self._holder = services.sessions.holder(request.session_id)
+            self._kv_source: str | None = None
+            self._placement: Placement | None = None
+            self._is_initial = False
+        else:
+            self._inherit(before)
         options = services.options
-        self._record = _new_record(request, context, options.policy)
         self._history = PromptHistory(
             request, self._record, services.sessions, services.access, options.page_size_tokens, services.prefixes
         )
-        self._stream = ClientStream(request, self._record, services.clock)
-        self._deaths = RequestDeaths(services.deaths, request)
-        self._recovery = Recovery(request, self._record, services.placer, options.retries, self._deaths)
-        self._recovery.holder = services.sessions.holder(request.session_id)
-        self._placement: Placement | None = None
         self._unreached: Placement | None = None
-        self._is_initial = False
-        self._is_dropped = False
+        self._is_closed = False
+        self._within = copy_context()  # what workers tell is of this round's trace
+        self._over = asyncio.Event()
+        self._sign = asyncio.Event()
+        self.was_answered = False
+        self.given_s = 0.0
+        self.end: RoundEnded | None = None
+        services.ends.in_progress.begin()
 
-    async def serve(self, send: Send[Chunk]) -> None:
-        """Run the round, and send its chunks.
+    def _inherit(self, before: RoundRun) -> None:
+        """Go on from where the earlier try was lost. A round without output still counts from its first arrival."""
+        has_output = self._request.continued_tokens > 0
+        self._arrival_s = self._services.clock() if has_output else before._arrival_s
+        self._before_tokens = self._request.continued_tokens
+        self._record, self._deaths = before._record, before._deaths
+        self._lost, self._last_error, self._holder = before._lost, before._last_error, before._holder
+        self._placement, self._is_initial = before._placement, before._is_initial
+        # A prefill worker of the round still has the whole context: the next decode worker reads it from there.
+        source = before._kv_source if has_output else None
+        self._kv_source = None if source in self._lost else source
+
+    @property
+    def worker_id(self) -> str:
+        """The decode worker that has the round, or had it last."""
+        return self._placement.binding.worker_id if self._placement else ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no worker has the round."""
+        return self._over.is_set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended by itself."""
+        return self.end is not None and self.end.outcome == "complete"
+
+    async def until_answered(self) -> bool:
+        """Wait for a sign of life of its worker. False: the worker was lost before it had a connection to the frontend.
+
+        Such a frontend would wait for ever, so that another worker must get the round.
+        """
+        await self._sign.wait()
+        return self.was_answered
+
+    async def until_over(self, timeout_s: float) -> None:
+        """Wait for the end of the round at its worker, at most for `timeout_s`."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._over.wait()
+
+    # -- to the decode worker
+
+    async def give(self, deliver: Deliver, is_stopped: Callable[[], bool]) -> bool:
+        """Place the round, and give it to its decode worker.
+
+        Args:
+            is_stopped: whether the client has gone.
+
+        Returns:
+            Whether a worker took it. Otherwise its client has gone.
 
         Raises:
             RoundRefusedError: it cannot be served.
         """
+        is_given = is_dropped = False
         try:
-            while not self._context.is_stopped():
-                placement = await self._place()
-                if placement.plan.decision.route is Route.REMOTE:
-                    chunk = await self._prefill(placement)
-                    if chunk is None:
-                        continue
-                    send(chunk)
-                    if self._stream.has_finished_choice:
-                        self._hand_over(placement)
-                        return
-                try:
-                    await self._decode(placement, send)
-                    return
-                except WorkerLostError as error:
-                    if self._context.is_stopped():
-                        return  # the client has gone, which says nothing about the worker
-                    self._withdraw(placement)
-                    has_begun = self._stream.has_begun
-                    await self._recovery.after_decode(error, len(self._stream.emitted), has_begun=has_begun)
+            await self._deaths.check()
+            self._check_retries()
+            while not is_given and not is_stopped():
+                is_given = await self._give(await self._place(), deliver, is_stopped)
+            return is_given
         except asyncio.CancelledError:
-            self._is_dropped = True  # the client reads no more
-            self._links.stop()
+            is_dropped = True  # the client reads no more
             raise
         finally:
-            self._close()
+            if not is_given:
+                self._let_go()
+                self.close(was_left=is_dropped or is_stopped())
+
+    async def _give(self, placement: Placement, deliver: Deliver, is_stopped: Callable[[], bool]) -> bool:
+        self.given_s = self._services.clock()
+        self._services.ends.begins(self)
+        try:
+            await deliver(self.worker_id, self._message(placement))
+        except (WorkerLostError, WorkerRefusedError) as error:
+            if self.is_over:
+                return True  # its worker has told more
+            self._withdraw(placement)
+            if not is_stopped():
+                self._count_failure(_as_lost(error, has_output=self._request.continued_tokens > 0))
+                self._check_retries()
+            return False
+        if self._kv_source is not None:
+            self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
+        return True
+
+    def _check_retries(self) -> None:
+        if self._record.retries > self._services.options.retries:
+            text = f"{self._record.retries} workers failed this round; the last one: {self._last_error}"
+            raise RoundRefusedError(UNAVAILABLE, text)
 
     async def _place(self) -> Placement:
         placing = asyncio.create_task(self._services.placer.place(self._unplaced()))
@@ -100,43 +194,51 @@ class RoundRun:
             self._services.spawn(self._give_back(placing))
             raise
         except RoundRefusedError as error:
-            raise self._recovery.unplaced(error) from error
+            raise self._unplaceable(error) from error
         self._is_initial = self._is_initial or placement.is_new_session
-        self._placement = placement
+        self._placement = self._unreached = placement
         self._services.access.undeleted.pop(self._request.session_id, None)
-        self._stream.placed(placement.plan.decode)
-        self._unreached = placement
         self._record.placed(placement.plan, placement.binding)
-        self._recovery.holder = placement.plan.holder.worker_id if placement.plan.holder else self._recovery.holder
+        self._holder = placement.plan.holder.worker_id if placement.plan.holder else self._holder
         log_placed(self._services.options.round_log, self._record)
         return placement
 
     def _unplaced(self) -> UnplacedRound:
         request, sessions = self._request, self._services.sessions
+        has_output = request.continued_tokens > 0
         return UnplacedRound(
             session_id=request.session_id,
             tenant=request.tenant,
-            prompt_tokens=len(request.token_ids) + len(self._stream.emitted),
+            prompt_tokens=len(request.token_ids),
             slo=request.slo,
-            arrival_s=self._stream.waits_since_s,
-            has_output=self._stream.has_output,
+            arrival_s=self._arrival_s,
+            has_output=has_output,
             hist_tokens=self._history.held_by,
             shared_tokens=self._history.shared,
-            local_only=self._recovery.local_only,
+            local_only=local_only(RESUMED if self._kv_source else None, request.uncarried),
             binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
-            lost=self._recovery.lost,
-            fingerprint_mark=self._stream.fingerprint_mark,
+            lost=self._lost,
+            fingerprint_mark=request.continued_mark,
             ends_session=request.ends_session,
             prompt_digest=self._deaths.prompt_digest,
+            request_id=self.request_id,
             session_missed=sessions.has_missed(request.session_id),
+            is_settled=sessions.is_settled(request.session_id),
+            rebound=sessions.rebound,
             # A round in progress was admitted before, also by a coordinator that died.
-            is_admitted=self._placement is not None or request.continued_tokens > 0,
+            is_admitted=self._placement is not None or has_output,
             moving=MovingSession(
-                may_move=self._placement is None and not (request.is_announcement or request.continued_tokens),
+                may_move=self._placement is None and not (request.is_announcement or has_output),
                 moved_s=sessions.moved_s(request.session_id),
-                holder=self._recovery.holder,
+                holder=self._holder,
             ),
         )
+
+    def _unplaceable(self, error: RoundRefusedError) -> RoundRefusedError:
+        """The error of a round that no worker takes. If one took it and was lost, the request is not at fault."""
+        if not self._lost or error.status == OVERLOADED or error.status >= _SERVER_ERROR:
+            return error
+        return RoundRefusedError(UNAVAILABLE, f"its worker was lost, and no other one can go on: {error}")
 
     async def _give_back(self, placing: asyncio.Task[Placement]) -> None:
         """Undo a placement whose client left while it was made, because the shared state may have it already."""
@@ -145,144 +247,133 @@ class RoundRun:
             if self._request.ends_session:
                 await self._end_session(set())
 
-    # -- prefill elsewhere
+    def _message(self, placement: Placement) -> GenerateRequest:
+        """The round for its decode worker. That worker calls the prefill worker of a remote round."""
+        request, plan, now_s = self._request, placement.plan, self._services.clock()
+        mark = request.continued_mark if request.continued_tokens else mark_of(plan.decode.fingerprint)
+        message: GenerateRequest = {
+            "task": encode_task(plan.task, now_s),
+            "token_ids": list(request.token_ids),
+            "source_worker_id": self._kv_source,
+            "kept_tokens": self._record.kept_tokens,
+            "request": request.engine_request,
+            "start": {
+                "request_id": self.request_id,
+                "tell": self._services.ends.address,
+                "age_s": now_s - self._arrival_s,
+                "link": link(self._record.facts.trace_id, request.client_prompt_tokens, mark),
+                "prompt_tokens": request.client_prompt_tokens,
+                "continued_tokens": request.continued_tokens,
+                "record": self._record.as_dict() if request.wants_record else None,
+            },
+        }
+        if not (placement.is_shared and self._services.access.view.connected):
+            message["start"]["tells_begin"] = True
+        if request.ends_session:
+            message["ends_session"] = True
+        source = plan.source
+        if self._kv_source is not None:
+            holder = self._services.access.view.worker(self._kv_source)
+            if holder is not None:
+                message["source_tp"] = holder.parallelism.tp
+        elif source is not None:
+            message["history_worker_id"], message["history_tp"] = source.worker_id, source.parallelism.tp
+        if plan.decision.route is Route.REMOTE:
+            prefill = self._services.access.view.worker(plan.decision.worker_id)
+            message["start"]["prefill"] = {
+                "worker_id": plan.decision.worker_id,
+                "tp": prefill.parallelism.tp if prefill else None,
+                "source_worker_id": source.worker_id if source else None,
+                "source_tp": source.parallelism.tp if source else None,
+            }
+        return message
 
-    async def _prefill(self, placement: Placement) -> Chunk | None:
-        """The first token, from a prefill worker; None if that worker failed or the client has gone."""
-        worker_id, access = placement.plan.decision.worker_id, self._services.access
-        context = self._links.new()
-        has_begun = False
-        try:
-            with access.guard.watch(worker_id, context):
-                # Nothing keeps the request here while the prefill waits: its list of token ids is large.
-                chunks = await access.calls.prefill(worker_id, self._prefill_request(placement), context)
-                has_begun = True
-                async for chunk in chunks:
-                    self._reached()
-                    check_chunk(worker_id, chunk, self._request.choices)
-                    if chunk.get("token_ids"):
-                        return self._first(placement, chunk)
-            raise WorkerLostError(worker_id, "the prefill ended without a token")
-        except Exception as error:
-            context.stop_generating()  # a worker with malformed chunks may go on
-            if not self._context.is_stopped():
-                self._withdraw(placement)
-                failure = await access.failure(worker_id, error, has_begun=has_begun)
-                await self._recovery.after_prefill(failure, has_output=self._stream.has_output)
-            return None
+    # -- what workers tell
 
-    def _prefill_request(self, placement: Placement) -> PrefillRequest:
-        return prefill_request(
-            self._request, self._stream.emitted, placement, self._services.clock(), kept_tokens=self._record.kept_tokens
-        )
+    def told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+        """The decode worker says something of the round."""
+        self._within.run(self._told, told)
 
-    def _first(self, placement: Placement, chunk: Chunk) -> Chunk:
-        """The prefill worker's chunk as the first of the round, or its last, if the round ends with this token."""
-        request, emitted_tokens = self._request, len(self._stream.emitted)
-        report = self._services.access.reports.of(chunk, placement.plan.decision.worker_id)
-        if report is not None:
-            self._record.prefilled(report)
-            self._take_report(placement.plan.decision.worker_id, report)
-            if not emitted_tokens:
-                self._stream.prefilled_cached_tokens = report["cached_tokens"]
-        reason = ends_at_prefill(
-            chunk,
-            request.stop_token_ids,
-            None if request.max_tokens is None else request.max_tokens - emitted_tokens,
-            request.min_tokens - emitted_tokens,
-            len(request.token_ids) + emitted_tokens,
-            placement.plan.decode.max_context_tokens,
-        )
-        self._recovery.kv_source = placement.plan.decision.worker_id
-        out = first_chunk(chunk)
-        self._stream.count(out)
-        if reason is not None:
-            out["finish_reason"] = reason
-            if chunk.get("stop_reason") is not None:
-                out["stop_reason"] = chunk["stop_reason"]
-            self._stream.finish_choice(out, len(self._stream.emitted), has_report=False)
-        return out
-
-    def _hand_over(self, placement: Placement) -> None:
-        """The round ended with its first token: let the decode worker take the KV over for the next round."""
-        if self._request.ends_session:
+    def _told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+        self.was_answered = True
+        self._sign.set()
+        if isinstance(told, Taken):
             return
-        self._services.spawn(self._take_over(placement, self._context.detached(placement.plan.task.task_id)))
-
-    def _generate_request(self, placement: Placement) -> GenerateRequest:
-        """To the decode worker, which reads the KV of the context from the prefill worker that has it."""
-        source, now_s = self._recovery.kv_source, self._services.clock()
-        holder = self._services.access.view.worker(source) if source else None
-        tp = holder.parallelism.tp if holder else None
-        return generate_request(
-            self._request,
-            self._stream.emitted,
-            placement,
-            source,
-            now_s,
-            kept_tokens=self._record.kept_tokens,
-            source_tp=tp,
-        )
-
-    async def _take_over(self, placement: Placement, context: CallContext) -> None:
-        worker_id, access = placement.binding.worker_id, self._services.access
-        try:
-            with access.guard.watch(worker_id, context) as watched:
-                request = take_over_request(self._generate_request(placement))
-                async for chunk in await access.calls.generate(worker_id, request, context):
-                    if report := access.reports.of(chunk, worker_id):
-                        self._take_report(worker_id, report)
-                    watched.answered()
-        except Exception as error:
-            reason = worker_error(worker_id, error)
-            log.warning("KV of session %r was not taken over: %s", self._request.session_id, reason)
-
-    # -- decode
-
-    async def _decode(self, placement: Placement, send: Send[Chunk]) -> None:
-        """Send the rest of the round, from its decode worker."""
-        worker_id, access = placement.binding.worker_id, self._services.access
-        source, tokens_before = self._recovery.kv_source, len(self._stream.emitted)
-        context = self._links.new()
-        has_begun = False
-        try:
-            with access.guard.watch(worker_id, context) as watched:
-                chunks = await access.calls.generate(worker_id, self._generate_request(placement), context)
-                has_begun = True
-                if source is not None and placement.plan.decision.route is Route.LOCAL:
-                    self._withdraw(placement)  # a round that is resumed from another worker's KV does not queue
-                async for chunk in chunks:
-                    self._reached()
-                    watched.answered()
-                    check_chunk(worker_id, chunk, self._request.choices)
-                    self._stream.count(chunk)
-                    if "finish_reason" in chunk or REPORT_KEY in chunk:
-                        self._finish(chunk, worker_id, source, tokens_before)
-                    send(chunk)
-        except Exception as error:
-            context.stop_generating()  # as in `_prefill`
-            if self._stream.is_complete:
-                return  # the client has all of it, and another worker would add to it
-            failure = await access.failure(worker_id, error, has_begun=has_begun and not self._context.is_stopped())
-            raise decode_error(failure, has_output=self._stream.has_output) from None
-        if not self._stream.is_complete and not self._context.is_stopped():
-            raise WorkerLostError(worker_id, "its stream ended before the round did")
-
-    def _finish(self, chunk: Chunk, worker_id: str, source: str | None, tokens_before: int) -> None:
-        """Complete the last chunk of a choice."""
-        report = self._services.access.reports.of(chunk, worker_id)
-        chunk.pop(REPORT_KEY, None)
-        if chunk.get("finish_reason") is not None:
-            if report is not None:
-                self._decoded(worker_id, source, report)
-            self._stream.finish_choice(chunk, tokens_before, has_report=report is not None)
-
-    def _decoded(self, worker_id: str, source: str | None, report: RoundReport) -> None:
-        if source is None:
-            self._record.prefilled(report)
+        if isinstance(told, Begun):
+            self._reached()
+        elif isinstance(told, PrefillFailed):
+            self._prefill_failed(told)
         else:
-            self._record.read_increment(report)
-        self._take_report(worker_id, report)
+            self._ended(told)
+
+    def _prefill_failed(self, told: PrefillFailed) -> None:
+        worker_id = told.worker_id
+        if self._unreached is not None:
+            self._withdraw(self._unreached)
+        if told.status not in (0, UNAVAILABLE):
+            self._record.retries += 1
+            if told.status == OVERLOADED:
+                self._lost.add(worker_id)
+        else:
+            has_died = told.has_died and self._services.access.view.knows(worker_id)
+            self._count_failure(
+                WorkerLostError(worker_id, told.message, has_died=has_died, start=told.start, lives=told.lives)
+            )
+        decided = self._record.decided
+        self._record.decided = replace(decided, route=str(Route.LOCAL), reason=told.reason, prefill_worker=None)
+        log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, told.message)
+
+    def _ended(self, ended: RoundEnded) -> None:
+        self.end = ended
+        self._record.ttft_s = ended.ttft_s
+        measures, is_remote = self._record.measures, self._record.decided.prefill_worker is not None
+        if ended.prefill is not None:
+            measures.prefilled(ended.prefill)
+            self._take_report(self._record.decided.prefill_worker or "", ended.prefill)
+        if ended.decode is not None:
+            (measures.read_increment if is_remote or self._kv_source else measures.prefilled)(ended.decode)
+            self._take_report(self.worker_id, ended.decode)
+        if ended.has_begun:
+            self._reached()
+        if ended.outcome == "failed" and ended.goes_on:
+            status, is_overloaded = ended.status, ended.status == OVERLOADED
+            has_died = status == ENGINE_DIED
+            self._lost_by(
+                WorkerLostError(
+                    self.worker_id, ended.message, has_died=has_died, start=ended.start, is_overloaded=is_overloaded
+                )
+            )
+            return
+        if ended.outcome == "failed":
+            self._services.refused(ended.status, ended.message)
+        self._let_go()
+        self.close(was_left=ended.outcome == "left")
+
+    def lost(self, error: WorkerLostError) -> None:
+        """The worker does not go on with the round. The frontend sends it again."""
+        self._within.run(self._lost_by, error)
+
+    def _lost_by(self, error: WorkerLostError) -> None:
+        if self._unreached is not None:
+            self._withdraw(self._unreached)
+        plan = self._placement.plan if self._placement else None
+        if plan is not None and self._record.decided.prefill_worker is not None:
+            self._kv_source = plan.decision.worker_id
+        self._count_failure(error)
+        log.warning("a round of session %r was lost: %s", self._request.session_id, error)
+        self._let_go(may_come_again=True)
+
+    def _count_failure(self, error: WorkerLostError) -> None:
+        """This round avoids the worker, unless only its connection broke. All rounds do if it may be dead."""
+        self._record.retries += 1
+        self._last_error = error
+        if error.has_died:
+            self._deaths.add(error)
+        if error.lives:
+            return
+        self._lost.add(error.worker_id)
+        if not error.is_overloaded:
+            self._services.placer.suspect(error.worker_id)
 
     def _take_report(self, worker_id: str, report: RoundReport) -> None:
         self._services.access.take_report(worker_id, self._request.session_id, report)
@@ -310,42 +401,71 @@ class RoundRun:
                 self._services.access.finish_task(placement.plan.decision.worker_id, placement.plan.task.task_id)
             )
 
-    def _close(self) -> None:
-        self._links.close()
+    def _let_go(self, *, may_come_again: bool = False) -> None:
+        """No worker has the round any more."""
+        if not self._over.is_set():
+            self._over.set()
+            self._sign.set()
+            self._services.ends.over(self, may_come_again=may_come_again)
+            self._services.ends.in_progress.end()
+
+    def give_up(self) -> None:
+        """The round was lost, and its frontend has not sent it again."""
+        self._within.run(self._services.refused, UNAVAILABLE, f"its worker was lost: {self._last_error}")
+        self._within.run(self.close)
+
+    def close(self, *, was_left: bool = False) -> None:
+        """The round is over for its client too: remember its session, and tell the observers."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._unreached is not None:
             self._withdraw(self._unreached)
         placement, request, services = self._placement, self._request, self._services
-        if placement is None:
-            return
-        was_left = self._is_dropped or self._context.is_stopped()
-        if request.is_announcement:
-            return  # it has no latency to judge, and the next round's prompt goes on from the last round's context
-        served = self._stream.served(is_initial=self._is_initial, was_left=was_left)
+        if placement is None or request.is_announcement:
+            return  # an announcement has no latency to judge, and the next prompt goes on from the last round's context
+        served = self._served(was_left=was_left)
         if request.ends_session:
-            used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._recovery.kv_source}
-            used |= {self._recovery.holder, *self._recovery.lost}
-            services.spawn(self._end_session({worker_id for worker_id in used if worker_id}))
+            used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._kv_source, self._holder}
+            services.spawn(self._end_session({worker_id for worker_id in used | self._lost if worker_id}))
         else:
-            self._leave_history(placement)
-            context = request.prompt + pack_tokens(self._stream.emitted)
-            missed = served.ttft_s is not None and not (served.ttft_met and served.itl_met)
-            owner = SessionOwner(request.client_session_id or "", request.tenant, services.clock())
-            computed = None if self._stream.has_begun else self._record.kept_tokens
-            services.sessions.remember(
-                placement.binding,
-                context,
-                computed_tokens=computed,
-                missed=missed,
-                moved=bool(self._record.move_reason),
-                holder=None if self._stream.is_complete else self._recovery.holder,
-                owner=owner,
-            )
+            self._remember(placement, served)
         notify(services.observers, served)
 
-    def _leave_history(self, placement: Placement) -> None:
+    def _remember(self, placement: Placement, served: ServedRound) -> None:
+        self._leave_history(placement, is_complete=served.is_complete)
+        request, end = self._request, self.end
+        has_begun = (end is not None and end.has_begun) or request.continued_tokens > 0
+        self._services.sessions.remember(
+            placement.binding,
+            request.prompt + (end.tokens if end else b""),
+            computed_tokens=None if has_begun else self._record.kept_tokens,
+            missed=served.ttft_s is not None and not (served.ttft_met and served.itl_met),
+            moved=bool(self._record.move_reason),
+            holder=None if served.is_complete else self._holder,
+            owner=SessionOwner(request.client_session_id or "", request.tenant, self._services.clock()),
+            is_complete=served.is_complete,
+        )
+
+    def _served(self, *, was_left: bool) -> ServedRound:
+        """The round as far as it came."""
+        end = self.end
+        return ServedRound(
+            self._record,
+            self._request.slo,
+            is_initial=self._is_initial,
+            is_complete=self.is_complete,
+            ttft_s=end.ttft_s if end else None,
+            itl_s=end.itl_s if end else None,
+            output_tokens=self._before_tokens + (len(end.tokens) // TOKEN_BYTES if end else 0),
+            was_left=was_left,
+            lasted_s=self._services.clock() - self._arrival_s,
+        )
+
+    def _leave_history(self, placement: Placement, *, is_complete: bool) -> None:
         """After the first round at a new owner the old one may drop its KV."""
-        before, plan = self._recovery.holder, placement.plan
-        if not before or not self._stream.is_complete:
+        before, plan = self._holder, placement.plan
+        if not before or not is_complete:
             return
         if drops_history(before, plan.decode.worker_id, plan.decision.worker_id):
             self._services.spawn(self._services.access.leave_session(before, self._request.session_id))
@@ -354,13 +474,63 @@ class RoundRun:
         await self._services.end_session(self._request.session_id, self._request.tenant, used)
 
 
-def _new_record(request: RoundRequest, context: CallContext, policy: str) -> DecisionRecord:
+async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Send[Chunk]) -> None:
+    """Give a round to its worker, and pass its chunks on as they come.
+
+    Raises:
+        RoundRefusedError: it cannot be served.
+    """
+    chunks: AsyncIterator[Chunk] | None = None
+
+    async def deliver(worker_id: str, message: GenerateRequest) -> None:
+        nonlocal chunks
+        chunks = await calls.generate(worker_id, message, context)
+
+    await run.give(deliver, context.is_stopped)
+    if chunks is None:
+        return
+    try:
+        async for chunk in chunks:
+            send(chunk)
+    except asyncio.CancelledError:
+        context.stop_generating()  # nobody reads on, and a worker that says nothing would not notice it
+        raise
+    except Exception as error:
+        if not context.is_stopped():
+            await run.until_over(_END_COMES_S)
+            if not run.is_complete:
+                send(_failure(run, error))
+
+
+def _failure(run: RoundRun, error: Exception) -> Chunk:
+    """The chunk for a stream that broke off: with the error that its worker told, or for the frontend to go on."""
+    trace = tracing.current()
+    status, message, again = UNAVAILABLE, f"its worker was lost: {one_line_of(error)}", True
+    if (end := run.end) is not None and end.outcome == "failed":
+        status, message, again = end.status, end.message, end.goes_on
+    return error_chunk(status, trace.quoted(message) if trace else message, again=again)
+
+
+def _as_lost(error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -> WorkerLostError:
+    """The failure of a call that no worker took.
+
+    Raises:
+        RoundRefusedError: the worker has refused the round, as every other one would.
+    """
+    if isinstance(error, WorkerLostError):
+        return error
+    if goes_on_elsewhere(error.status, has_output=has_output):
+        return WorkerLostError(error.worker_id, str(error), is_overloaded=error.status == OVERLOADED)
+    raise RoundRefusedError(error.status, str(error)) from None
+
+
+def _new_record(request: RoundRequest, request_id: str, policy: str) -> DecisionRecord:
     trace = tracing.current()
     facts = RoundFacts(
         session_id=request.client_session_id or request.session_id,
         session_key=request.session_id,
         policy=policy,
-        request_id=trace.request_id if trace else context.id(),
+        request_id=trace.request_id if trace else request_id,
         trace_id=trace.trace_id if trace else None,
         ttft_target_s=request.slo.ttft_s,
         itl_target_s=request.slo.itl_s,

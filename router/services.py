@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
-from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
+from router.prompt_history import KnownPrefixes
+from router.round_ends import RoundEnds
 from router.served import Observer
 from router.session_memory import SessionMemory
 from router.worker_access import WorkerAccess
@@ -39,6 +40,8 @@ class Services:
     Attributes:
         spawn: starts work that outlives the round.
         deaths: the workers that died under rounds.
+        ends: the rounds that workers have.
+        refused: called with the status and the message of a round that its worker has refused.
         observers: called with each round at its end.
         prefixes: the prefixes that sessions share.
     """
@@ -50,6 +53,8 @@ class Services:
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
+    ends: RoundEnds[Any]
+    refused: Callable[[int, str], None] = lambda _status, _message: None
     observers: tuple[Observer, ...] = ()
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 

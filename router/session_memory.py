@@ -81,6 +81,7 @@ class _Entry:
     owner: SessionOwner | None = None
     moved_s: float = float("-inf")
     holder: str | None = None
+    is_settled: bool = True
 
 
 class SessionMemory:
@@ -105,6 +106,16 @@ class SessionMemory:
         """The binding that held when this replica last served the session."""
         entry = self._find(session_id)
         return entry.binding if entry else None
+
+    def rebound(self, binding: Binding) -> None:
+        """Another replica has moved the session."""
+        if (entry := self._find(binding.session_id)) is not None:
+            entry.binding, entry.is_settled = binding, False
+
+    def is_settled(self, session_id: str) -> bool:
+        """Whether the session's last round was served here, and was completed."""
+        entry = self._find(session_id)
+        return entry is not None and entry.is_settled
 
     def has_missed(self, session_id: str) -> bool:
         """Whether a round of the session that was served here missed one of its targets."""
@@ -144,6 +155,7 @@ class SessionMemory:
         moved: bool = False,
         holder: str | None = None,
         owner: SessionOwner | None = None,
+        is_complete: bool = True,
     ) -> None:
         """Keep a session's binding and packed context after a round.
 
@@ -156,7 +168,8 @@ class SessionMemory:
         missed = missed or self.has_missed(binding.session_id)
         moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
         if before is not None and before.epoch > binding.epoch:
-            binding = before  # a round beside this one has moved the session
+            # The session has moved meanwhile. What this round has computed is still at its own worker.
+            holder, binding = holder or binding.worker_id, before
         # A second round may have been served elsewhere. Then the store says that the session is bound.
         expires_s = self._clock() + (self._limits.new_ttl_s if before is None else self._limits.ttl_s)
         moved = moved or (before is not None and before.worker_id != binding.worker_id)
@@ -165,7 +178,7 @@ class SessionMemory:
         self.forget(binding.session_id)
         computed = len(context) // 4 if computed_tokens is None else computed_tokens
         self._entries[binding.session_id] = _Entry(
-            binding, context, computed, expires_s, missed, owner, moved_s, holder
+            binding, context, computed, expires_s, missed, owner, moved_s, holder, is_complete and holder is None
         )
         self._bytes += len(context) + _ENTRY_BYTES
         while self._bytes > self._max_bytes and self._entries:

@@ -24,6 +24,10 @@ PROG = "python -m router"
 SUSPECT_S = 5.0
 """Seconds that a worker is left alone after a failed call, unless it publishes again."""
 
+ACKNOWLEDGED_S = 60.0
+"""In which a worker must take a call. After Dynamo's 5 s a worker would count as lost that is only slow because of
+load.
+Its lease and its connections show whether it lives."""
 CALL_TIMEOUT_S = 2.0
 """Longest wait for a worker's answer to a question about KV."""
 

@@ -37,6 +37,8 @@ class UnplacedRound:
             known.
         local_only: why the prefill must be local, if it must.
         binding: the binding that this replica knows; it may be out of date.
+        is_settled: the session's last round was served here, and was completed.
+        rebound: takes the binding that holds, if it is another one and the round was placed already.
         arrival_s: as in its task (`PrefillTask`).
         has_output: the client has some of the round's output.
         lost: workers that failed this round already, or refused it.
@@ -45,6 +47,7 @@ class UnplacedRound:
         is_admitted: the round was placed before, and a worker failed it.
         ends_session: nothing of the session is needed after the round.
         prompt_digest: see `RequestDeaths`.
+        request_id: of the client's request.
         moving: whether the session may move to another owner.
         shared_tokens: returns what workers hold of the prompt for other sessions, by worker id.
     """
@@ -64,5 +67,8 @@ class UnplacedRound:
     is_admitted: bool = False
     ends_session: bool = False
     prompt_digest: str = ""
+    request_id: str = ""
+    is_settled: bool = False
+    rebound: Callable[[Binding], None] = lambda _: None
     moving: MovingSession = STAYS
     shared_tokens: Callable[[Sequence[WorkerView]], Mapping[str, int]] = lambda _: {}

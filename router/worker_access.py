@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ampd.errors import one_line_of
 from ampd.state.redis_store import StateStore
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.state.view import ClusterView
-from ampd.wire import RoundReport, parse_error
-from router.calls import WorkerCalls, worker_error
-from router.guard import StreamGuard
+from ampd.wire import RoundReport
+from router.calls import WorkerCalls
 from router.round_errors import WorkerLostError, WorkerRefusedError
-from router.worker_reports import WorkerReports
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +26,14 @@ class WorkerAccess:
 
     Attributes:
         view: the local copy of the shared state.
-        guard: gives up calls to workers that hang.
         call_timeout_s: longest wait for an answer about KV.
-        reports: reads the workers' reports about rounds.
         undeleted: session id -> tenant, of sessions that ended while the shared state did not answer.
     """
 
     view: ClusterView
     store: StateStore
     calls: WorkerCalls
-    guard: StreamGuard
     call_timeout_s: float
-    reports: WorkerReports = field(default_factory=WorkerReports)
     undeleted: dict[str, str] = field(default_factory=dict)
 
     async def matched_pages(self, worker_id: str, keys: Sequence[bytes]) -> int:
@@ -56,24 +48,18 @@ class WorkerAccess:
             raise WorkerRefusedError(worker_id, 502, f"worker {worker_id} says that it holds {matched!r:.50} pages")
         return matched
 
-    async def failure(
-        self, worker_id: str, error: Exception, *, has_begun: bool
-    ) -> WorkerLostError | WorkerRefusedError:
-        """What a failed call says about its worker.
+    async def lost(self, worker_id: str, message: str) -> WorkerLostError:
+        """What it means that a worker tells and answers nothing more of its rounds.
 
-        A stream that breaks off looks the same if its worker died and if the network reset its connection. A worker
-        that answers another call has not died, and keeps its rounds.
-
-        Args:
-            has_begun: the worker had taken the call, whose client is still there.
+        A connection that breaks looks the same if its worker died and if the network reset it. A worker that answers
+        another call has not died, and keeps its rounds.
         """
-        failure = worker_error(worker_id, error, has_died=has_begun and self.view.knows(worker_id))
-        is_explained = failure is error or parse_error(str(error)) is not None
-        if has_begun and not is_explained:
-            with suppress(WorkerLostError, WorkerRefusedError):
-                await self.matched_pages(worker_id, ())
-                return WorkerLostError(worker_id, f"its connection broke: {one_line_of(error)}", lives=True)
-        return failure
+        is_known = self.view.knows(worker_id)
+        try:
+            await self.matched_pages(worker_id, ())
+        except (WorkerLostError, WorkerRefusedError):
+            return WorkerLostError(worker_id, message, has_died=is_known)
+        return WorkerLostError(worker_id, message, lives=True)
 
     def take_report(self, worker_id: str, session_id: str, report: RoundReport) -> None:
         """Apply a worker's report of what it holds and decodes, before the store repeats it.

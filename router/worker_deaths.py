@@ -7,10 +7,9 @@ refused for as long. While the shared state is away, only the deaths under one s
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from hashlib import sha256
-from typing import Any
 
 from ampd.keys import TOKEN_BYTES, tenant_key
 from ampd.state.redis_store import StateStore
@@ -27,16 +26,12 @@ _DIGEST_CHARS = 32
 class WorkerDeaths:
     """The workers that died under rounds of this coordinator.
 
-    Args:
-        spawn: starts work in the background.
-
     Attributes:
         count: once per round that the worker had.
     """
 
-    def __init__(self, store: StateStore, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, store: StateStore) -> None:
         self._store = store
-        self.spawn = spawn
         self.count = 0
 
     async def record(self, prompt_digest: str, death: str) -> int:
@@ -59,28 +54,30 @@ class RequestDeaths:
     def __init__(self, deaths: WorkerDeaths, request: RoundRequest) -> None:
         self._deaths = deaths
         self._names: set[str] = set()
+        self._recorded: list[asyncio.Future[int]] = []
         digest = sha256(tenant_key(request.tenant).encode())
-        # Without the output that came before another coordinator died.
+        # Without the output that came before a process was lost.
         digest.update(memoryview(request.prompt)[: TOKEN_BYTES * request.client_prompt_tokens])
         self.prompt_digest = digest.hexdigest()[:_DIGEST_CHARS]
 
-    async def add(self, error: WorkerLostError) -> None:
-        """A worker died while it ran the round.
-
-        Raises:
-            RoundRefusedError: the request must not be tried again now.
-        """
+    def add(self, error: WorkerLostError) -> None:
+        """A worker died while it ran the round."""
         self._deaths.count += 1
         name = f"{error.worker_id} {error.start or ''}"  # rounds that were lost together name the same death
-        self._names.add(name)
-        if len(self._names) < FATAL_DEATHS:
-            self._deaths.spawn(self._record(name))  # the write of the next placement comes behind it, and is refused
-            return
-        # The client may send the request again as soon as it knows.
-        raise fatal(max(await self._deaths.record(self.prompt_digest, name), len(self._names)))
+        if name not in self._names:
+            self._names.add(name)
+            # The write of the next placement comes behind it, and is refused.
+            self._recorded.append(asyncio.ensure_future(self._deaths.record(self.prompt_digest, name)))
 
-    async def _record(self, name: str) -> None:
-        await self._deaths.record(self.prompt_digest, name)
+    async def check(self) -> None:
+        """Before the request is tried again.
+
+        Raises:
+            RoundRefusedError: it must not be.
+        """
+        known = [await recorded for recorded in self._recorded]
+        if (deaths := max([len(self._names), *known])) >= FATAL_DEATHS:
+            raise fatal(deaths)
 
 
 def fatal(deaths: int) -> RoundRefusedError:

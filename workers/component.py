@@ -30,15 +30,17 @@ from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.call_guard import CallGuard, CallRefusedError
-from workers.cancellation import send_until_stopped
+from workers.client_rounds import ClientRounds, send_until_stopped
+from workers.client_stream import grouped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
 from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
 from workers.role import follow_roles
+from workers.round_ends import RoundEnds
 from workers.settings import PROG, WorkerSettings
-from workers.token_groups import grouped
+from workers.watchdog import Watchdog
 from workers.worker_metrics import WorkerReader
 from workers.wrong_times import warn_of_wrong_times
 
@@ -66,8 +68,15 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         }
         worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
         parts = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
-        peers = DynamoPeers(await endpoints[KV_ENDPOINT].client(), worker_id, Signer(keys, f"{COMPONENT}-{worker_id}"))
+        signer = Signer(keys, f"{COMPONENT}-{worker_id}")
+        kv, prefills = await endpoints[KV_ENDPOINT].client(), await endpoints[PREFILL_ENDPOINT].client()
+        peers = DynamoPeers(kv, prefills, worker_id, signer)
         engine.kv.connect(peers, parts.held)
+        ends = RoundEnds(worker_id, signer)
+        ends.start()
+        stack.push_async_callback(ends.stop)
+        context_limit = engine.info.max_context_tokens
+        answering = ClientRounds(worker_id, parts.rounds, peers, ends, settings.stream_tokens, context_limit)
         _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
         _start_in_background("session-sweeper", parts.sessions.run, stack)
         _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
@@ -80,7 +89,8 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
             model_name=settings.model.name,
         )
         exposition.log_address(runtime)
-        await Worker(runtime, parts, endpoints, CallGuard(Verifier(keys, worker_id), parts.recorder)).run()
+        guard = CallGuard(Verifier(keys, worker_id), parts.recorder)
+        await Worker(runtime, parts, endpoints, guard, answering).run()
 
 
 class Worker:
@@ -89,16 +99,23 @@ class Worker:
     Args:
         endpoints: name -> endpoint, of the three that are served.
         guard: checks each call.
+        answering: answers the clients of rounds.
     """
 
     def __init__(
-        self, runtime: DistributedRuntime, parts: WorkerParts, endpoints: dict[str, Endpoint], guard: CallGuard
+        self,
+        runtime: DistributedRuntime,
+        parts: WorkerParts,
+        endpoints: dict[str, Endpoint],
+        guard: CallGuard,
+        answering: ClientRounds,
     ) -> None:
         self._runtime = runtime
         self._guard = guard
         self._settings = parts.settings
         self._engine = parts.engine
         self._rounds = parts.rounds
+        self._answering = answering
         self._publisher = parts.publisher
         self._endpoints = endpoints
         self._entries = {name: DiscoveryEntry(endpoint) for name, endpoint in endpoints.items()}
@@ -124,6 +141,8 @@ class Worker:
         entries = DiscoveryEntries(self._wanted_entries)
         if deletes_silent_entries():
             entries.start()
+        watchdog = Watchdog(self._settings.lease_s, lambda: self._publisher.renewals)
+        watchdog.start()
         exposition.answer_liveness(self._runtime)
         # Not after the registration: on Kubernetes only what is ready is discovered.
         exposition.set_ready(self._runtime, True)
@@ -137,6 +156,7 @@ class Worker:
                 raise RunError(f"ampd worker: {self._lost.result()}")
             await serving
         finally:
+            watchdog.stop()
             await entries.stop()
             await watching.stop()
             if not serving.done():
@@ -207,6 +227,9 @@ class Worker:
             tracing.proceed(context)
             try:
                 self._guard.check(context.metadata, endpoint, request)
+                if "start" in request:
+                    await self._answering.serve(request, context, send)
+                    return
                 # An error comes after the tokens before it, so that no more than necessary is computed again.
                 with grouped(send, self._settings.stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
                     # It works in a task of its own, which begins in this first step.
@@ -262,7 +285,7 @@ class Worker:
     async def _drain(self) -> None:
         try:
             async with asyncio.timeout(self._settings.drain_s):
-                await self._rounds.drained()
+                await self._answering.drained()
         except TimeoutError:
             log.warning("%d rounds did not finish in %g s", self._rounds.running, self._settings.drain_s)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -42,13 +41,13 @@ class ContextKeys:
         self._pages = 0
         self._known: dict[str, _Known] = {}
 
-    def of(self, session_id: str, token_ids: Sequence[int], page_tokens: int, *, tenant: str) -> list[bytes]:
+    def of(self, session_id: str, packed: array[int], page_tokens: int, *, tenant: str) -> list[bytes]:
         """One key per full page of a session's prompt.
 
         Args:
+            packed: the prompt as native 32-bit words.
             page_tokens: tokens per page, the same in all calls.
         """
-        packed = array("I", token_ids)
         words = memoryview(packed).cast("B")[: len(packed) // page_tokens * page_tokens * TOKEN_BYTES]
         before = self._taken(session_id)
         known_bytes = len(before.keys) * page_tokens * TOKEN_BYTES if before else 0

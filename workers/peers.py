@@ -1,29 +1,35 @@
-"""Calls to the KV endpoint of other workers, through Dynamo."""
+"""Calls to other workers, through Dynamo: about KV, and for prefills."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from collections.abc import AsyncIterator
+from typing import Any, cast
 
 from dynamo.runtime import Client, Context
 
 from ampd.call_signatures import Signer, call_worker
 from ampd.errors import one_line_of
+from ampd.handler_stream import Chunk
 from ampd.telemetry import tracing
-from ampd.wire import KV_ENDPOINT, KvReply, KvRequest
+from ampd.wire import KV_ENDPOINT, PREFILL_ENDPOINT, KvReply, KvRequest, PrefillRequest
+
+_ANSWERS_S = 2.0
+"""A worker that does not answer a call about KV within this time counts as lost."""
 
 
 class DynamoPeers:
-    """The KV endpoints of the graph's workers.
+    """The other workers of the graph.
 
     Args:
-        client: a client of the workers' KV endpoint.
+        client: a client of the workers' KV endpoint; `prefills`: of their prefill endpoint.
         worker_id: of this worker, for the logs of the other workers.
         signer: of the calls.
     """
 
-    def __init__(self, client: Client, worker_id: str, signer: Signer) -> None:
+    def __init__(self, client: Client, prefills: Client, worker_id: str, signer: Signer) -> None:
         self._client = client
+        self._prefills = prefills
         self._worker_id = worker_id
         self._signer = signer
 
@@ -47,3 +53,15 @@ class DynamoPeers:
         except Exception as error:
             raise ConnectionError(f"worker {worker_id} cannot be reached: {one_line_of(error)[:200]}") from None
         raise ConnectionError(f"worker {worker_id} gave no answer")
+
+    async def lives(self, worker_id: str) -> bool:
+        """Whether a worker answers."""
+        try:
+            await self.call(worker_id, {"op": "match", "keys": []}, _ANSWERS_S)
+        except (TimeoutError, ConnectionError):
+            return False
+        return True
+
+    async def prefill(self, worker_id: str, request: PrefillRequest, context: Any) -> AsyncIterator[Chunk]:
+        """Ask for the first token of a round."""
+        return await call_worker(self._prefills, self._signer, PREFILL_ENDPOINT, worker_id, request, context)

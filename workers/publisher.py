@@ -71,6 +71,7 @@ class Publisher:
         self._published_s = float("-inf")
         self._is_lost = False
         self._listed_prefills = 0
+        self._renewals = 0
         self._task = SupervisedTask("publisher", self._run)
         self._write = asyncio.Lock()
 
@@ -78,6 +79,11 @@ class Publisher:
     def available(self) -> bool:
         """Whether the last write to the shared state succeeded."""
         return not self._is_lost
+
+    @property
+    def renewals(self) -> int | None:
+        """How often it published, or could not because of the state; None: it is not to publish."""
+        return self._renewals if self._task.is_running else None
 
     async def start(self) -> None:
         """Publish once, then keep publishing.
@@ -130,6 +136,7 @@ class Publisher:
                 if self._is_lost:
                     log.warning("the shared state is back")
                 self._is_lost = False
+            self._renewals += 1
 
     async def _wait(self) -> None:
         """Wait until there is something to write: at least the interval, at most until the next heartbeat."""

@@ -129,7 +129,10 @@ class KnownWorker:
     def finish(self, task_id: str, now_s: float) -> None:
         """A prefill is done. A view that was written before does not bring it back."""
         self._entered.pop(task_id, None)
-        self._done = {known: at_s for known, at_s in self._done.items() if now_s - at_s <= QUEUE_GRACE_S}
+        # A worker that has died lists its prefills until its lease is over.
+        listed = {task.task_id for task in self.published.queue} if self._done else ()
+        kept = {known: at_s for known, at_s in self._done.items() if now_s - at_s <= QUEUE_GRACE_S or known in listed}
+        self._done = kept
         self._done[task_id] = now_s
         self._view = None
 

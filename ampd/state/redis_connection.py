@@ -38,7 +38,7 @@ from ampd.errors import UserError, one_line_of
 from ampd.state.store import RoundTrips, StateRefusedError, StateSlowError, StateUnavailableError
 
 _MOST_CONNECTIONS = 8
-"""For commands. redis-py takes a connection per running command; further commands wait for one."""
+"""For commands. Each running command has one; further commands wait."""
 
 _NOT_REDIS = (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError, RecursionError)
 """What redis-py raises while it reads bytes that are no answer of Redis, besides its own errors."""
@@ -56,7 +56,7 @@ class RedisConnection:
     """A client of the Redis that a URL names, and its subscriptions.
 
     Every operation raises `StateUnavailableError` where Redis does not answer in time, or refuses. Every command may be
-    repeated: redis-py sends it once more if a connection is lost.
+    repeated: it is sent once more if a connection is lost.
 
     Raises:
         UserError: redis-py does not accept the URL.
@@ -72,6 +72,7 @@ class RedisConnection:
         except (ValueError, TypeError, RedisError) as error:
             raise UserError(f"state URL {self.place}: {_reason(error)}") from None
         self._free = asyncio.Semaphore(_MOST_CONNECTIONS)
+        self._idle: list[Any] = []
         self._answered_s = self._refused_s = float("-inf")
         self._was_demoted = False
         self._subscriptions: WeakSet[Subscription] = WeakSet()
@@ -101,8 +102,28 @@ class RedisConnection:
     async def _ask(self, operation: str, *command: bytes | str | float) -> Any:
         with self.round_trips.trip(operation):
             async with self._free:
-                answer = await self._client.execute_command(*command)
+                try:
+                    answer = await self._exchange(self._idle.pop() if self._idle else self._new_connection(), command)
+                except RedisConnectionError:  # once more: it may have been lost while it was idle
+                    await self._close_idle()
+                    answer = await self._exchange(self._new_connection(), command)
         self._answered_s = time.monotonic()
+        return answer
+
+    async def _exchange(self, connection: Any, command: Sequence[bytes | str | float]) -> Any:
+        """Send a command and read its answer, without the pool of redis-py, which takes as long as all the rest."""
+        try:
+            if not connection.is_connected:
+                await connection.connect()
+            await connection.send_command(*command, check_health=False)
+            answer = await connection.read_response()
+        except ResponseError:
+            self._idle.append(connection)
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)  # the answer may still come, and is not that of the next command
+            raise
+        self._idle.append(connection)
         return answer
 
     async def subscribe(self, channel: str) -> Subscription:
@@ -125,11 +146,16 @@ class RedisConnection:
         return time.monotonic() - self._refused_s
 
     async def close(self) -> None:
+        await self._close_idle()
         pool = self._client.connection_pool
-        await pool.disconnect()
         if isinstance(pool, SentinelConnectionPool):
             for sentinel in pool.sentinel_manager.sentinels:
                 await sentinel.aclose()
+
+    async def _close_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.disconnect()
 
     def _new_connection(self) -> Any:
         return self._client.connection_pool.make_connection()
@@ -160,7 +186,7 @@ class RedisConnection:
         if _is_not_the_master(error):
             self._was_demoted = True
             # They were opened when the server was the master. New ones may reach another server.
-            await self._client.connection_pool.disconnect()
+            await self._close_idle()
 
 
 class Subscription:

@@ -15,6 +15,7 @@ from uuid import uuid4
 REQUEST_ID = "ampd-request-id"
 SESSION_ID = "ampd-session-id"
 CALLER = "ampd-caller"
+TRACE_ID, X_REQUEST_ID = "ampd-trace-id", "ampd-x-request-id"
 """Keys of the metadata that travels with calls."""
 
 
@@ -88,9 +89,13 @@ def current() -> Trace | None:
 def begin(context: TracedContext) -> Trace:
     """Start the trace of a client's request, and send its id with every call that is made for it."""
     context.metadata[REQUEST_ID] = context.id()
-    for key in (SESSION_ID, CALLER):
+    # A request that is handed on has no context of Dynamo's whose calls would carry these two.
+    own = {TRACE_ID: context.trace_id, X_REQUEST_ID: (context.trace_headers() or {}).get("x-request-id")}
+    for key, value in {SESSION_ID: None, CALLER: None, **own}.items():
+        if value is not None:
+            context.metadata[key] = value
         # Not `pop`: without a value of its own for the default, Dynamo's raises KeyError.
-        if key in context.metadata:
+        elif key in context.metadata:
             del context.metadata[key]
     return proceed(context)
 
@@ -100,8 +105,8 @@ def proceed(context: TracedContext) -> Trace:
     metadata = context.metadata
     trace = Trace(
         request_id=metadata.get(REQUEST_ID) or context.id(),
-        trace_id=context.trace_id,
-        x_request_id=(context.trace_headers() or {}).get("x-request-id"),
+        trace_id=metadata.get(TRACE_ID) or context.trace_id,
+        x_request_id=metadata.get(X_REQUEST_ID) or (context.trace_headers() or {}).get("x-request-id"),
         session_id=metadata.get(SESSION_ID),
         caller=metadata.get(CALLER),
         context=context,

@@ -35,7 +35,7 @@ def _ask(answer: Any) -> None:
 
 async def _ask_both(calls: DynamoCalls) -> None:
     nothing = cast(Any, None)  # what is no part of a question
-    access = WorkerAccess(nothing, nothing, calls, nothing, _TIMEOUT_S)
+    access = WorkerAccess(nothing, nothing, calls, _TIMEOUT_S)
     assert 0 <= await access.matched_pages("1", _KEYS) <= len(_KEYS)
     await calls.kv("1", {"op": "release_session", "session_id": "s"}, _TIMEOUT_S)
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 from msgspec import msgpack
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
@@ -33,16 +34,14 @@ from ampd.state.store import (
 )
 from ampd.state.view import ClusterView
 from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Route, Slo, Window, WorkerView
-from ampd.wire import parse_error
+from ampd.wire import RoundReport, parse_error
 from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
-from router.continuation import link
 from router.decision_record import DecisionRecord, RoundFacts
-from router.request import parse_round
+from router.request import link, parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
 from router.targets import TargetLimits
-from router.worker_reports import parse_report
 from workers.kv.peer_reads import Descriptor, decode_descriptor, encode_descriptor
 from workers.kv.shared import KvGeometry, PoolGeometry, Section, mismatch
 
@@ -147,7 +146,6 @@ def _place_request(request: dict[str, Any]) -> None:
     assert len(pack_tokens(wanted.token_ids)) == 4 * len(wanted.token_ids)
     assert max(wanted.token_ids) < VOCABULARY
     assert wanted.max_tokens is None or wanted.max_tokens >= 0
-    assert wanted.min_tokens >= 0
     assert wanted.choices >= 1
     assert wanted.uncarried == uncarried_option(request)
     assert 0 <= wanted.client_prompt_tokens <= len(wanted.token_ids)
@@ -238,10 +236,10 @@ def _error_text(rng: random.Random) -> str:
 
 def _take_report(value: Any) -> None:
     """Into the decision record that a client gets, and into the view of the next decisions."""
-    report = parse_report(value)
+    report = msgspec.convert(value, RoundReport)
     record = DecisionRecord(RoundFacts("s", "p"))
-    record.prefilled(report)
-    record.read_increment(report)
+    record.measures.prefilled(report)
+    record.measures.read_increment(report)
     json.dumps(record.as_dict(), allow_nan=False)
     batch: dict[str, Any] = {name: report[name] for name in ("decode_batch", "decode_context_tokens") if name in report}
     view = replace(_VIEW, held_tokens={"0" * 32: report["held_tokens"]}, **batch)

@@ -160,6 +160,12 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS",),
+        "Dynamo",
+        "`15`: a frontend leaves a stream that is silent for so many seconds, and sends its round again.",
+        _DYNAMO,
+    ),
+    Variable(
         ("DYN_HTTP_SSE_KEEP_ALIVE_INTERVAL_MS",),
         "Dynamo",
         "`10000`: a stream without a token gets a comment (`:`) every so many milliseconds.",

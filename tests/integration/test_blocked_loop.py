@@ -18,6 +18,8 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 HOST = "127.0.0.1"
+UNWATCHED = ("--lease-s", "600")
+"""The worker does not end itself before the probe ends it."""
 DEADLY_TOKENS = 500
 """As in `tests.harness.hanging_policies`. Only the graph's processes import that, because it registers its policies."""
 
@@ -32,7 +34,7 @@ async def test_the_probe_notices_a_blocked_loop_and_dynamos_live_does_not(graph:
     names = {"coordinator": graph.start_coordinator("hanging" if blocked == "coordinator" else "always-local")}
     graph.environment |= system_environment(HOST, worker_port)
     slicing = "hanging" if blocked == "worker" else "whole"
-    worker_id = await graph.new_worker("decode", perf, "--slicing", slicing)
+    worker_id = await graph.new_worker("decode", perf, "--slicing", slicing, *UNWATCHED)
     names["worker"] = graph.processes[worker_id]
     graph.environment |= system_environment(HOST, None)
     frontend = graph.start_frontend()

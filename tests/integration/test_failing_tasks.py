@@ -14,17 +14,20 @@ import pytest
 from zmq import PAIR
 from zmq.asyncio import Context
 
+import workers.round_ends
 from ampd.background_tasks import SupervisedTask
+from ampd.call_signatures import Signer
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
+from ampd.round_end import Running
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
 from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from benchmarks.structure import modules
+from router import round_ends
 from router.coordinator_publisher import CoordinatorViewPublisher
-from router.guard import StreamGuard
 from router.lease_probe import LeaseProbe
 from router.pools import PoolsKeeper
 from router.presence import Presence
@@ -156,18 +159,32 @@ async def test_the_role_listener_listens_again() -> None:
     await listener.stop()
 
 
-@breaks("stream-guard")
+@breaks("untold-rounds")
 @virtually
-async def test_the_guard_checks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    view = ClusterView(MemoryStore(MemoryState()), lease_s=LEASE_S)
-    guard = StreamGuard(view, silent_s=1.0, interval_s=0.01)
-    checks: list[None] = []
-    check = FailsOnce(lambda: checks.append(None))
-    check.is_armed = True
-    monkeypatch.setattr(guard, "check", check)
-    guard.start()
-    await until(lambda: checks)
-    await guard.stop()
+async def test_a_coordinator_asks_for_its_rounds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: Any = round_ends.RoundEnds(None, None)  # type: ignore[arg-type]
+    looks: list[float] = []
+    look = FailsOnce(looks.append)
+    look.is_armed = True
+    monkeypatch.setattr(ends, "forget_lost", look)
+    ends.start()
+    await until(lambda: looks)
+    await ends.stop()
+
+
+@breaks("running-rounds")
+@virtually
+async def test_a_worker_names_its_rounds_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = workers.round_ends.RoundEnds("w", Signer((), "w"))
+    ends.begins("127.0.0.1:1", "r")
+    told: list[Any] = []
+    tell = FailsOnce(told.append)
+    tell.is_armed = True
+    monkeypatch.setattr(ends._links["127.0.0.1:1"], "tell", tell)
+    ends.start()
+    await until(lambda: told)
+    assert told == [Running(["r"])]
+    await ends.stop()
 
 
 @breaks("lease-probe")

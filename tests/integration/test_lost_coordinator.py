@@ -1,4 +1,4 @@
-"""A coordinator dies in the middle of rounds: another one gives the rest of them, or refuses it."""
+"""A coordinator dies in the middle of rounds, which their workers finish without it."""
 
 import asyncio
 import signal
@@ -47,7 +47,7 @@ class Stream:
 
 
 @pytest.mark.long
-async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearly(graph: Graph) -> None:
+async def test_rounds_go_on_without_their_coordinator_and_sessions_at_another_one(graph: Graph) -> None:
     coordinators = [graph.start_coordinator("always-local") for _ in range(2)]
     graph.start_frontend(coordinators=2)
     steady = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.1)
@@ -66,12 +66,7 @@ async def test_rounds_of_a_killed_coordinator_go_on_at_another_one_or_end_clearl
         await asyncio.gather(*reading, *(stream.read() for stream in new))
         again = [Stream(client, stream.name) for stream in plain]
         await asyncio.gather(*(stream.read() for stream in again))
-    whole = [*plain, *new, *again]
+    whole = [*plain, *penalized, *new, *again]
     assert [(stream.text, stream.usage, stream.error) for stream in whole] == [
         (expected.text, (len(PROMPT), OUTPUT_TOKENS), None)
     ] * len(whole)
-    left = [stream for stream in penalized if stream.error is None]
-    assert 0 < len(left) < len(penalized), "each coordinator had some of them"
-    assert {stream.text for stream in left} == {expected.text}
-    refusals = graph.log(coordinators[1])
-    assert "a request with frequency_penalty cannot be continued elsewhere" in refusals

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from ampd.background_tasks import BackgroundTasks
 from ampd.errors import UserError
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
@@ -69,7 +70,7 @@ class Graph:
             registry.create("binding", "least-kv"), registry.create("routing", "always-remote"), model, rng
         )
         gate = AdmissionGate(Admission(0, 0, model, SLO, rng), self.view, lambda: 1)
-        self._placer = Placer(self.view, store, policies, SessionLimits(60.0), 60.0, gate)
+        self._placer = Placer(self.view, store, policies, SessionLimits(60.0), 60.0, gate, BackgroundTasks().spawn)
         self._rounds = 0
 
     async def add_worker(self, store: StateStore, worker_id: str, role: Role) -> None:

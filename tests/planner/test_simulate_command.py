@@ -149,7 +149,7 @@ def test_a_seed_moves_the_arrivals(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_more_load_attains_less(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = simulated(capsys, "--rate", "2,40", "--limit", "100")["results"]
+    rows = simulated(capsys, "--rate", "2,400", "--limit", "100")["results"]
     assert rows[0]["attainment"]["rounds"] > rows[1]["attainment"]["rounds"] + 0.1
 
 

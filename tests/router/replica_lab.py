@@ -2,35 +2,40 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 from ampd.errors import UserError
-from ampd.handler_stream import HandlerStream
+from ampd.handler_stream import Chunk, HandlerStream, Send
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
+from ampd.round_end import LINK
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
-from ampd.wire import KvReply, KvRequest
+from ampd.wire import KvReply, KvRequest, error_text, parse_error
 from router.admission import AdmissionGate
-from router.guard import StreamGuard
+from router.calls import worker_error
 from router.own_tokenizer import OwnTokenizer
-from router.placement import Placer, log_left_out
+from router.placement import Placer, SessionMoves, log_left_out
 from router.request import parse_round
-from router.round_errors import WorkerLostError
-from router.round_run import RoundRun
+from router.round_ends import RoundEnds
+from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
+from router.round_run import RoundRun, pipe
 from router.services import RoundOptions, Services
 from router.session_memory import SessionMemory
-from router.session_moves import SessionMoves
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 from tests.memory_store import MemoryState, MemoryStore
+from workers.client_rounds import ClientRounds
+from workers.engines.base import EngineError
 
 HANGS = -1
 """In `Workers.fail`: the worker takes the call and never answers."""
@@ -74,6 +79,7 @@ class Workers:
         calls: (endpoint, worker, request) of everything that was asked.
         batch: what their reports say of the rounds that still decode.
         alive: workers that answer other calls while their streams break off.
+        contexts: of all calls.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -83,6 +89,7 @@ class Workers:
         self.matched_pages = 0
         self.batch: dict[str, int] = {}
         self.alive = set[str]()
+        self.contexts: list[Any] = []
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[dict[str, Any]]:
         return await self._start("prefill", worker_id, request, context, 1)
@@ -106,6 +113,7 @@ class Workers:
         self, endpoint: str, worker_id: str, request: Any, context: Any, limit: int | None
     ) -> AsyncIterator[dict[str, Any]]:
         self.calls.append((endpoint, worker_id, request))
+        self.contexts.append(context)
         error = self.fail.get((endpoint, worker_id))
         if isinstance(error, Exception):
             raise error
@@ -138,6 +146,148 @@ class Workers:
             yield chunk
 
 
+class Answering:
+    """The workers as a coordinator calls them: they answer clients, and tell what became of their rounds.
+
+    A worker whose own stream breaks off has died: it says no more.
+    """
+
+    def __init__(self, workers: Workers, ends: Callable[[], RoundEnds[RoundRun]]) -> None:
+        self._workers = workers
+        self._ends = ends
+
+    async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        return await self._workers.kv(worker_id, request, timeout_s)
+
+    async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
+        raise NotImplementedError
+
+    async def generate(self, worker_id: str, request: Any, context: Any) -> HandlerStream[Chunk]:
+        call = AnsweredCall(worker_id, self._workers, self._ends(), context)
+        if "prefill" not in request["start"]:
+            try:
+                call.own = await self._workers.generate(worker_id, request, context)
+            except Exception as error:
+                raise worker_error(worker_id, error) from None
+        return HandlerStream(partial(call.serve, request))
+
+
+class AnsweredCall:
+    """One round at its decode worker: the worker's own code around its scripted engine and prefill worker."""
+
+    def __init__(self, worker_id: str, workers: Workers, ends: RoundEnds[RoundRun], context: Any) -> None:
+        self.own: Any = None
+        self._worker_id = worker_id
+        self._workers = workers
+        self._ends = ends
+        self._context = context
+        self._has_died = False
+
+    async def serve(self, request: Any, send: Send[Chunk]) -> None:
+        def send_alive(chunk: Chunk) -> None:
+            if not self._has_died:
+                send(chunk)
+
+        own: Any = self
+        rounds = ClientRounds(self._worker_id, own, own, own, context_limit=1000, clock=asyncio.get_running_loop().time)
+        await rounds.serve(request, self._context, send_alive)
+        await rounds._background.finish(10.0)
+        if self._has_died:
+            await self._ends._unless_alive(self._worker_id, self._ends._of(self._worker_id))
+            raise ConnectionError("gone")
+
+    async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Chunk]:
+        try:
+            return await self._workers.prefill(worker_id, request, context)
+        except WorkerRefusedError as error:
+            raise RuntimeError(error_text(error.status, str(error))) from None
+
+    async def lives(self, worker_id: str) -> bool:
+        try:
+            await self._workers.kv(worker_id, {"op": "match", "keys": []}, 1.0)
+        except WorkerLostError:
+            return False
+        return True
+
+    async def generate(self, request: Any) -> AsyncIterator[Chunk]:
+        own, self.own = self.own, None
+        try:
+            async for chunk in own or await self._workers.generate(self._worker_id, request, self._context):
+                yield chunk
+        except WorkerRefusedError as error:
+            raise EngineError(str(error), error.status) from None
+        except (ConnectionError, WorkerLostError):
+            self._has_died = True
+            raise
+        except RuntimeError as error:
+            raise engine_error(str(error)) from None
+
+    def begins(self, _address: str, _request_id: str) -> None:
+        """The coordinator knows of it."""
+
+    def tell(self, _address: str, told: Any) -> None:
+        if not self._has_died:
+            self._ends._told(self._worker_id, told)
+
+
+def engine_error(text: str) -> EngineError:
+    status, message = parse_error(text) or (500, text)
+    return EngineError(message, status)
+
+
+MIGRATIONS = 3
+
+
+class Frontend:
+    """Dynamo's frontend: it sends a request again whose worker was lost, with what has come out."""
+
+    def __init__(self, replica: "Replica", context: Any, request: dict[str, Any]) -> None:
+        self._replica = replica
+        self._context = context
+        self._request = request
+        self._id = uuid4().hex
+        self.session_id = ""
+        self._tokens: list[int] = []
+        self._link: Any = None
+        self._error: dict[str, Any] | None = None
+
+    async def serve(self, send: Send[Chunk]) -> None:
+        for _ in range(MIGRATIONS + 1):
+            self._error = None
+            await pipe(await self.run(), self._replica.calls, self._context, partial(self._take, send))
+            if (error := self._failed()) is None:
+                return
+            if error["reason"] != "backend.worker_unavailable":
+                break
+        assert error is not None
+        raise RoundRefusedError(_STATUSES.get(error["class"], 500), error["message"])
+
+    def _failed(self) -> dict[str, Any] | None:
+        return self._error
+
+    async def run(self) -> RoundRun:
+        services, request = self._replica.services, self._request
+        if self._link is not None:
+            stops = dict(request["stop_conditions"])
+            stops["max_tokens"] -= len(self._tokens)
+            tokens = [*request["token_ids"], *self._tokens]
+            request = {**request, "token_ids": tokens, "stop_conditions": stops, "migration_link": self._link}
+        before = await services.ends.before(self._id)
+        parsed = parse_round(request, self._replica.targets)
+        self.session_id = parsed.session_id
+        return RoundRun(parsed, self._id, services, before)
+
+    def _take(self, send: Send[Chunk], chunk: Chunk) -> None:
+        self._error = chunk.get("error")
+        if self._error is None:
+            self._link = self._link or chunk.get(LINK)
+            self._tokens += [] if chunk.get("index") else chunk.get("token_ids") or []
+            send(chunk)
+
+
+_STATUSES = {"InvalidRequest": 400, "RateLimited": 429, "Unavailable": 503}
+
+
 class Failing:
     """A binding and a routing by a performance model that lacks a worker's parallelism."""
 
@@ -165,7 +315,7 @@ class Replica:
         moves: Moves = "never",
         tokenizer: str = "",
     ) -> None:
-        self._targets = TargetLimits(SLO, target_floor)
+        self.targets = TargetLimits(SLO, target_floor)
         self.store = MemoryStore(state)
         limits = SessionLimits(60.0, per_graph=max_sessions)
         sessions = SessionMemory(1 << 20, limits)
@@ -176,7 +326,7 @@ class Replica:
             on_session_end=sessions.forget,
         )
         self.workers = Workers(self.store)
-        self.tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[object]] = []
         self.in_progress = 1
         model = load_performance_model("tiny-cpu")
         admission = Admission(max_wait, max_rounds, model, SLO, random.Random(1))
@@ -188,6 +338,9 @@ class Replica:
             random.Random(1),
             log_left_out,
         )
+        self.calls = Answering(self.workers, lambda: self.services.ends)
+        self.refusals: list[tuple[int, str]] = []
+        access = WorkerAccess(self.view, self.store, self.calls, 1.0)
         self.services = Services(
             placer=Placer(
                 self.view,
@@ -196,17 +349,20 @@ class Replica:
                 limits=limits,
                 suspect_s=60.0,
                 gate=self.gate,
+                spawn=self._spawn,
                 moves=SessionMoves(self.view, moves),
             ),
-            access=WorkerAccess(self.view, self.store, self.workers, StreamGuard(self.view, 60.0), 1.0),
+            access=access,
             sessions=sessions,
             options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
-            deaths=WorkerDeaths(self.store, self._spawn),
+            deaths=WorkerDeaths(self.store),
+            ends=RoundEnds(access.lost, access.take_report),
+            refused=lambda *refusal: self.refusals.append(refusal),
         )
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
         self.tasks.append(asyncio.create_task(work))
 
     async def __aenter__(self) -> "Replica":
@@ -217,7 +373,7 @@ class Replica:
         await asyncio.gather(*self.tasks)
         await self.view.stop()
 
-    def run(self, session: str | None = "s", context: FakeContext | None = None, **fields: Any) -> RoundRun:
+    def frontend(self, session: str | None = "s", context: FakeContext | None = None, **fields: Any) -> Frontend:
         request = {
             "token_ids": PROMPT,
             "stop_conditions": {"max_tokens": 5},
@@ -225,13 +381,13 @@ class Replica:
             "agent_context": {"session_id": session},
             **fields,
         }
-        return RoundRun(parse_round(request, self._targets), context or FakeContext(), self.services)
+        return Frontend(self, context or FakeContext(), request)
 
     def chunks(
         self, session: str | None = "s", context: FakeContext | None = None, **fields: Any
     ) -> HandlerStream[dict[str, Any]]:
         """The chunks of a round, none joined."""
-        return HandlerStream(self.run(session, context, **fields).serve)
+        return HandlerStream(self.frontend(session, context, **fields).serve)
 
     async def round(self, session: str | None = "s", **fields: Any) -> tuple[list[int], dict[str, Any]]:
         """Tokens and record of a round."""

@@ -87,7 +87,7 @@ async def test_without_the_store_a_replica_s_own_rounds_keep_others_out_until_th
         for each in waiting:
             each.cancel()
         await asyncio.wait(waiting)
-        assert replica.view.worker(name).queue == ()
+        await until(lambda: replica.view.worker(name).queue == ())
         del replica.workers.fail[endpoint, name]
         await replica.round("served")
         assert replica.view.worker(name).queue == ()
@@ -100,7 +100,7 @@ async def until_refused(replica: Replica, endpoint: str) -> tuple[RoundOverloade
     """Begin rounds until one is refused; returns why, and those that are in progress."""
     waiting: list[asyncio.Task[None]] = []
     while True:
-        began = asyncio.create_task(replica.run(f"s{len(waiting)}").serve(lambda _: None))
+        began = asyncio.create_task(replica.frontend(f"s{len(waiting)}").serve(lambda _: None))
         await until(lambda: began.done() or len(replica.workers.asked(endpoint)) > len(waiting))  # noqa: B023
         if began.done():
             refused = began.exception()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ampd.call_signatures import Signer
-from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, KvRequest, error_text, with_engine_start
-from router.calls import DynamoCalls, LinkedContexts, worker_error
+from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, KvRequest, error_text, with_engine_start
+from router.calls import DynamoCalls, worker_error
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import FakeContext
 from tests.virtual_time import run_virtually
@@ -59,7 +59,7 @@ class Client:
 
 def calls(start: Exception | list[Any], resets: int = 0) -> tuple[DynamoCalls, Client]:
     client = Client(start, resets)
-    endpoints = (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
+    endpoints = (GENERATE_ENDPOINT, KV_ENDPOINT)
     return DynamoCalls(dict.fromkeys(endpoints, client), Signer((), "c")), client
 
 
@@ -86,19 +86,11 @@ def test_a_failure_is_a_refusal_with_its_status_or_a_loss(error: Exception, expe
     assert worker_error("w", found) is found
 
 
-def test_only_a_loss_can_be_a_death() -> None:
-    lost = worker_error("w", ConnectionError("reset"), has_died=True)
-    assert isinstance(lost, WorkerLostError)
-    assert lost.has_died
-    assert isinstance(worker_error("w", RuntimeError(error_text(503, "full")), has_died=True), WorkerRefusedError)
-
-
 async def test_a_call_goes_to_the_worker_with_that_id_in_hexadecimal() -> None:
     dynamo, client = calls([{"token_ids": [1]}])
-    for start in (dynamo.prefill, dynamo.generate):
-        assert [chunk async for chunk in await start("ff", {"a": 1}, FakeContext())] == [{"token_ids": [1]}]
+    assert [chunk async for chunk in await dynamo.generate("ff", {"a": 1}, FakeContext())] == [{"token_ids": [1]}]
     assert await dynamo.kv("10", MATCH, 1.0) == {"token_ids": [1]}
-    assert client.calls == [({"a": 1}, 255)] * 2 + [(MATCH, 16)]
+    assert client.calls == [({"a": 1}, 255), (MATCH, 16)]
 
 
 @pytest.mark.parametrize(
@@ -170,39 +162,3 @@ async def test_a_call_that_cannot_start_is_a_failure_of_its_worker() -> None:
     dynamo, _ = calls(RuntimeError(error_text(503, "full")))
     with pytest.raises(WorkerRefusedError, match="full"):
         await dynamo.generate("1", {}, FakeContext())
-
-
-async def test_the_calls_of_a_round_end_with_it_and_not_the_other_way_round() -> None:
-    parent = FakeContext()
-    linked = LinkedContexts(parent)
-    first, second = linked.new(), linked.new()
-    first.stop_generating()
-    await asyncio.sleep(0)
-    assert not parent.is_stopped()
-    assert not second.is_stopped()
-    parent.stop_generating()
-    await asyncio.wait_for(second.async_killed_or_stopped(), 20.0)
-    linked.close()
-
-
-async def test_a_call_that_begins_after_its_client_has_gone_is_stopped() -> None:
-    parent = FakeContext()
-    linked = LinkedContexts(parent)
-    linked.new()
-    parent.stop_generating()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert linked.new().is_stopped()
-    linked.close()
-
-
-async def test_calls_of_a_round_that_is_over_are_left_alone() -> None:
-    parent = FakeContext()
-    linked = LinkedContexts(parent)
-    call = linked.new()
-    await asyncio.sleep(0)
-    linked.close()
-    parent.stop_generating()
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not call.is_stopped()

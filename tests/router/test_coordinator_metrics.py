@@ -1,6 +1,7 @@
 """The coordinator's metrics, from rounds and from a coordinator's state, on real Prometheus registries."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -20,16 +21,17 @@ from ampd.policies.base import RoleChange
 from ampd.telemetry.metrics.exposition import ProcessCollector
 from ampd.telemetry.metrics.names import OTHER, Process
 from ampd.types import Role, Slo
-from router.continuation import link
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.decision_record import Decided, DecisionRecord, RoundFacts
+from router.frames import FrameServer
 from router.policies import CoordinatorPolicies
+from router.request import link
 from router.served import ServedRound
 from router.settings import CoordinatorSettings
 from tests.ampd.telemetry.metrics.registry_lab import registered, total
 from tests.memory_store import MemoryStore
-from tests.router.replica_lab import PROMPT, Workers, cluster, worker
+from tests.router.replica_lab import PROMPT, Answering, Workers, cluster, worker
 from tests.waiting import until
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
@@ -135,7 +137,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     recorder = RoundRecorder()
     coordinator = Coordinator(
         settings,
-        workers,
+        Answering(workers, lambda: coordinator._ends),
         store,
         CoordinatorPolicies(
             registry.create("binding", "least-kv"),
@@ -146,7 +148,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
         observers=(recorder,),
     )
     await coordinator.start()
-    reader = CoordinatorReader(coordinator, settings, store)
+    reader = CoordinatorReader(coordinator, settings, store, FrameServer(coordinator.take))
     loop = asyncio.get_running_loop()
     collector = ProcessCollector(Process.COORDINATOR, recorder.recorded, reader, loop)
     return Site(coordinator, workers, store, registered(collector))
@@ -196,6 +198,7 @@ async def test_a_round_that_dynamo_forgets_after_its_client_has_gone_is_no_longe
         )
         await anext(stream)
         assert site.total("ampd_rounds_in_progress") == 1
+        assert site.total("ampd_rounds_handed_on") == 0, "its frames were not started"
         context.stop_generating()
         await until(lambda: not site.total("ampd_rounds_in_progress"))
         assert site.total("ampd_rounds_total") == 1, "it is counted as a round that its client left"
@@ -229,11 +232,12 @@ async def test_rounds_in_progress_and_failures_by_status() -> None:
         await anext(stream)
         assert site.total("ampd_rounds_in_progress") == 1
         await stream.aclose()
-        assert site.total("ampd_rounds_in_progress") == 0
+        await until(lambda: not site.total("ampd_rounds_in_progress"))
         assert await site.round(token_ids=[1] * 2000) == 400
         site.workers.fail["generate", "d1"] = 2
         assert await site.round() == 503
         assert await site.round(token_ids=None) == 400
+        site.coordinator._ends.forget_lost(math.inf)  # the frontend sends it no second time
         statuses = {status: site.total("ampd_round_failures_total", status=status) for status in ("400", "500", "503")}
         assert sum(statuses.values()) == site.total("ampd_round_failures_total") == 3
         assert (statuses["503"], statuses["400"]) == (1, 2)

@@ -12,7 +12,7 @@ from ampd.state.store import StateSlowError
 from ampd.types import Parallelism, Role
 from router.round_errors import RoundRefusedError
 from tests.memory_store import MemoryStore
-from tests.router.replica_lab import Replica, cluster, worker
+from tests.router.replica_lab import PROMPT, Replica, cluster, worker
 from tests.waiting import until
 
 EXPECTED = [64, 65, 66, 67, 68]
@@ -221,6 +221,30 @@ async def test_a_slow_answer_concerns_its_round_only() -> None:
         assert await replica.store.binding(session_key("", "a")) is None
         await replica.round("b")
         assert await replica.store.binding(session_key("", "b")) is not None
+
+
+async def test_an_owner_gets_its_next_round_before_the_store_has_it() -> None:
+    async with Replica(await cluster(worker("d1"))) as replica:
+        await replica.round("s")
+        await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        route, may_answer = replica.store.route, asyncio.Event()
+        written: list[str] = []
+
+        async def late(write: Any, limits: Any) -> Any:
+            await may_answer.wait()
+            written.append(write.session_id)
+            return await route(write, limits)
+
+        replica.store.route = late
+        chunks = [chunk async for chunk in replica.chunks("s")]
+        assert chunks[-1]["engine_data"]["ampd"]["decode_worker"] == "d1"
+        assert not written
+        new = asyncio.create_task(replica.round("new"))
+        await asyncio.sleep(0)
+        may_answer.set()
+        await new
+        assert written == [session_key("", "s"), session_key("", "new")]
 
 
 async def test_workers_that_were_lost_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

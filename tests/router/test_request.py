@@ -58,14 +58,6 @@ def test_rounds_without_a_session_are_sessions_of_their_own() -> None:
     assert not first.is_named
 
 
-def test_stop_tokens_are_the_model_s_and_the_client_s() -> None:
-    stops = {"stop_token_ids": [7], "stop_token_ids_hidden": [3], "max_tokens": 5, "min_tokens": 2}
-    request = parse(stop_conditions=stops, eos_token_ids=[3, 4])
-    assert request.stop_token_ids == {3, 4, 7}
-    assert (request.max_tokens, request.min_tokens) == (5, 2)
-    assert parse(stop_conditions={**stops, "ignore_eos": True}, eos_token_ids=[3]).stop_token_ids == frozenset()
-
-
 @pytest.mark.parametrize(("asked", "sent"), [(0, 1), (1, 1), (3, 3), (None, None)])
 def test_log_probabilities_come_with_a_top_one(asked: int | None, sent: int | None) -> None:
     options = {"logprobs": asked, "skip_special_tokens": True}

@@ -74,7 +74,6 @@ async def test_a_client_that_leaves_before_the_worker_was_reached_leaves_no_entr
         chunks = [chunk async for chunk in replica.chunks(context=context)]
         assert chunks == []
         await asyncio.gather(*replica.tasks)
-        assert replica.workers.asked("generate") == []
         assert await queues(state) == {}
         replica.workers.prefill = called
         again = (await replica.round())[1]["kept_tokens"]
@@ -95,9 +94,8 @@ async def test_a_client_that_leaves_while_its_round_is_placed_leaves_no_entry(se
             return outcome
 
         replica.store.route = slow
-        run = replica.run(session)
-
-        stream = HandlerStream(run.serve)
+        frontend = replica.frontend(session)
+        stream = HandlerStream(frontend.serve)
 
         async def read() -> None:
             async for _ in stream:
@@ -111,7 +109,7 @@ async def test_a_client_that_leaves_while_its_round_is_placed_leaves_no_entry(se
         while replica.tasks:
             await replica.tasks.pop()
         assert not replica.workers.asked("generate")
-        bound = await replica.store.binding(run._request.session_id)
+        bound = await replica.store.binding(frontend.session_id)
         assert (bound is not None) == (session is not None)
     assert await queues(state) == {}
 
@@ -152,8 +150,7 @@ async def test_a_round_that_nobody_reads_on_stops_its_call(endpoint: str, name: 
 
         reading = asyncio.create_task(read())
         await until(lambda: name in replica.workers.asked(endpoint))
-        (call,) = replica.services.access.guard._streams
         reading.cancel()
         await asyncio.wait({reading})
         await stream.aclose()
-        assert call.context.is_stopped()
+        await until(lambda: replica.workers.contexts[-1].is_stopped())

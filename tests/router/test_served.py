@@ -17,6 +17,7 @@ from router.decision_record import DecisionRecord, RoundFacts
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.served import ServedRound, notify
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, worker
+from tests.waiting import until
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 
@@ -139,6 +140,7 @@ async def test_told_once_when_the_client_leaves_in_mid_stream() -> None:
         await _take(stream, 3)
         context.stop_generating()
         await stream.aclose()
+        await until(lambda: told.rounds)
         assert (told.only.is_complete, told.only.was_left) == (False, True)
         assert 3 <= told.only.output_tokens < 50
 

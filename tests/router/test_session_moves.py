@@ -209,15 +209,22 @@ async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> 
 
 
 async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_the_old_one() -> None:
-    """The round that moved the session was not completed, so that the old owner still has the history."""
+    """The round that moved the session was not completed, so that the old owner still has the history.
+
+    It takes a round at once. Its write is refused, and then the replica knows of the move.
+    """
     async with moved() as (late, _):
         await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
         await late.store.publish_worker(worker("d2"), 60.0)
         await asyncio.sleep(0)
         late.workers.calls.clear()
         _, record = await late.round()
+        assert (record["decode_worker"], record["epoch"]) == ("d1", 1)
+        await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        _, record = await late.round()
         assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
-        [request] = [request for name, _, request in late.workers.calls if name == "generate"]
+        request = [request for name, _, request in late.workers.calls if name == "generate"][-1]
         assert request["history_worker_id"] == "d1"
         assert record["hist_tokens"] == len(PROMPT) - 1
         assert late.workers.asked("kv release_session") == ["d1"]
@@ -229,10 +236,11 @@ async def test_a_history_that_a_move_has_not_brought_comes_with_the_next_round()
         await turned(replica)
         replica.workers.calls.clear()
         replica.workers.fail["generate", "d2"] = HANGS
-        left = asyncio.create_task(replica.run().serve(lambda _: None))
+        left = asyncio.create_task(replica.frontend().serve(lambda _: None))
         await until(lambda: replica.workers.asked("generate") == ["d2"])
         left.cancel()
         await asyncio.wait({left})
+        await replica.services.ends.in_progress.drained()
         await asyncio.gather(*replica.tasks)
         assert not replica.workers.asked("kv release_session")
         replica.workers.fail.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,14 +30,14 @@ class Lab:
 
     def __init__(self) -> None:
         self.state = MemoryState()
-        self._tasks: list[asyncio.Task[None]] = []
 
     def coordinator(self) -> WorkerDeaths:
-        return WorkerDeaths(MemoryStore(self.state), lambda work: self._tasks.append(asyncio.create_task(work)))
+        return WorkerDeaths(MemoryStore(self.state))
 
     async def is_refused(self, deaths: RequestDeaths) -> bool:
         """Whether the write of a placement would be."""
-        await asyncio.gather(*self._tasks)
+        with suppress(RoundRefusedError):
+            await deaths.check()
         try:
             self.state.check_deaths(deaths.prompt_digest)
         except FatalRequestError:
@@ -48,11 +48,13 @@ class Lab:
 async def test_a_prompt_is_known_at_all_coordinators() -> None:
     lab = Lab()
     first, second = lab.coordinator(), lab.coordinator()
-    await RequestDeaths(first, request([1, 2])).add(died("w1"))
+    began = RequestDeaths(first, request([1, 2]))
+    began.add(died("w1"))
+    await began.check()
     another, again = RequestDeaths(first, request([1, 2, 3])), RequestDeaths(second, request([1, 2]))
-    await another.add(died("w2"))
+    another.add(died("w2"))
     assert not await lab.is_refused(again)
-    await again.add(died("w2"))
+    again.add(died("w2"))
     assert await lab.is_refused(again)
     assert not await lab.is_refused(another)
     assert (first.count, second.count) == (2, 1)
@@ -61,10 +63,11 @@ async def test_a_prompt_is_known_at_all_coordinators() -> None:
 async def test_a_round_is_refused_at_its_second_death_when_the_others_know() -> None:
     lab = Lab()
     deaths = RequestDeaths(lab.coordinator(), request([1, 2]))
-    await deaths.add(died("w1"))
+    deaths.add(died("w1"))
     assert not await lab.is_refused(deaths)
+    deaths.add(died("w2"))
     with pytest.raises(RoundRefusedError, match="workers died 2 times while they ran this request") as refusal:
-        await deaths.add(died("w2"))
+        await deaths.check()
     assert refusal.value.status == 500
     with pytest.raises(FatalRequestError):
         lab.state.check_deaths(deaths.prompt_digest)
@@ -80,7 +83,7 @@ async def test_no_tenant_learns_what_another_one_sent() -> None:
     lab = Lab()
     for worker_id in ("w1", "w2"):
         first = RequestDeaths(lab.coordinator(), request([1, 2], routing={"cache_salt": "first"}))
-        await first.add(died(worker_id))
+        first.add(died(worker_id))
     assert await lab.is_refused(first)
     assert not await lab.is_refused(RequestDeaths(lab.coordinator(), request([1, 2], routing={"cache_salt": "second"})))
 
@@ -89,10 +92,12 @@ async def test_an_engine_that_starts_again_and_dies_again_counts_twice() -> None
     lab = Lab()
     rounds = [RequestDeaths(lab.coordinator(), request([1, 2])) for _ in range(2)]
     for deaths in rounds:
-        await deaths.add(died("w1", 1))  # one death under both
+        deaths.add(died("w1", 1))  # one death under both
+        await deaths.check()
     assert not await lab.is_refused(rounds[0])
+    rounds[0].add(died("w1", 2))
     with pytest.raises(RoundRefusedError, match="workers died 2 times"):
-        await rounds[0].add(died("w1", 2))
+        await rounds[0].check()
     assert await lab.is_refused(rounds[1])
 
 
@@ -100,7 +105,8 @@ async def test_a_round_counts_its_deaths_while_the_shared_state_is_away() -> Non
     lab = Lab()
     lab.state.lose()
     deaths = RequestDeaths(lab.coordinator(), request([1, 2]))
-    await deaths.add(died("w1"))
+    deaths.add(died("w1"))
+    deaths.add(died("w2"))
     with pytest.raises(RoundRefusedError, match="workers died 2 times"):
-        await deaths.add(died("w2"))
+        await deaths.check()
     assert not await lab.is_refused(deaths)

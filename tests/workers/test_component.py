@@ -93,7 +93,7 @@ def test_a_worker_that_stands_still_while_it_enters_discovery_enters_again(
         endpoints = endpoints_of(runtime)
         endpoints[GENERATE_ENDPOINT].is_registered = False
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
-        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
+        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard(), cast(Any, None)).run())
         await until(MemoryStore(state).snapshot)
         assert [endpoint.calls for endpoint in endpoints.values()] == [[], ["enter"], []]
         runtime.shutdown()
@@ -134,7 +134,7 @@ def test_an_entry_that_is_still_written_when_the_worker_ends_goes_too(
         endpoints = endpoints_of(runtime)
         slow = endpoints[GENERATE_ENDPOINT] = SlowToEnter(runtime)
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
-        worker = Worker(cast(Any, runtime), parts, endpoints, guard())
+        worker = Worker(cast(Any, runtime), parts, endpoints, guard(), cast(Any, None))
         running = asyncio.create_task(worker.run())
         await until(MemoryStore(state).snapshot)
         slow.is_registered = False
@@ -175,7 +175,7 @@ def test_an_error_of_the_watch_is_logged_and_the_engine_is_watched_again(
         engine = await started(modelled(BlindEngine, model_folder))
         endpoints = endpoints_of(runtime)
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
-        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
+        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard(), cast(Any, None)).run())
         await until(MemoryStore(state).snapshot)
         assert runtime.is_healthy
         with pytest.raises(RunError, match="the engine has ended"):
@@ -220,7 +220,7 @@ def test_a_worker_is_out_of_the_shared_state_while_its_engine_starts_again(
         engine = await started(inner)
         endpoints = endpoints_of(runtime)
         parts = worker_parts("w", engine, Times(), store=MemoryStore(state))
-        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard()).run())
+        running = asyncio.create_task(Worker(cast(Any, runtime), parts, endpoints, guard(), cast(Any, None)).run())
         await until(lambda: inner.workers_meanwhile is not None)
         await until(inner.store.snapshot)
         assert inner.workers_meanwhile == []
@@ -285,7 +285,7 @@ async def scene(model_folder: Path, registered_s: float, error: Exception | None
     endpoints: Any = {name: Endpoint(runtime) for name in (GENERATE_ENDPOINT, KV_ENDPOINT)}
     endpoints[PREFILL_ENDPOINT] = LateEndpoint(runtime, registered_s)
     parts = worker_parts("w", engine, Times(), store=inner.store)
-    worker = Worker(cast(Any, runtime), parts, endpoints, guard())
+    worker = Worker(cast(Any, runtime), parts, endpoints, guard(), cast(Any, None))
     made = Scene(inner, worker, parts.publisher, asyncio.create_task(worker.run()))
     yield made
     runtime.shutdown()

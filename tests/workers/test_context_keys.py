@@ -1,6 +1,7 @@
 """The keys are those of `page_keys`, whatever is known, and only new pages are hashed."""
 
 import random
+from array import array
 from hashlib import sha256
 from typing import Any
 
@@ -27,7 +28,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 
 def of(known: ContextKeys, tokens: list[int], session: str = "s", tenant: str = "") -> list[bytes]:
-    return known.of(session, tokens, PAGE, tenant=tenant)
+    return known.of(session, array("I", tokens), PAGE, tenant=tenant)
 
 
 def test_a_longer_prompt_is_hashed_from_the_end_of_the_one_before(hashed: list[bytes]) -> None:

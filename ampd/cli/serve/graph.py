@@ -117,6 +117,8 @@ FRONTEND_ENVIRONMENT = {
     "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
+    # A round leaves a worker that is silent for so long. Workers send signs of life.
+    "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "15",
     # A stream's status waits so long for the first token or an error, so that a refusal has its own status.
     "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": "5000",
     # Empty lines in a stream without a token, so that nothing on the way takes a long prefill for a dead connection.
@@ -158,9 +160,9 @@ class Frontend:
 
     def _argv(self) -> tuple[str, ...]:
         flags = ["--http-host", self.host, "--http-port", str(self.port), "--router-mode", "round-robin"]
-        # A round that meets a reset connection goes on at a new one, and a round whose coordinator dies at another one:
-        # only once, so that no request ends all coordinators.
-        flags += ["--namespace", self.namespace, "--migration-limit", "1"]
+        # A round whose worker or coordinator is lost is sent again, so that it goes on at another one: not for ever, so
+        # that no request ends all of them.
+        flags += ["--namespace", self.namespace, "--migration-limit", "3"]
         if self.session_ttl_s is not None:
             # A replica remembers its sessions' contexts. Any replica can serve any round; affinity saves a KV query.
             # Soft: the sessions of a dead coordinator go on at another one.

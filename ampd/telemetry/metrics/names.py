@@ -152,6 +152,11 @@ ROUND_DEATHS = _counter(
     "Workers that died while they had a round, once per round. A request under which two died is refused for a while.",
 )
 ROUNDS_IN_PROGRESS = _gauge("ampd_rounds_in_progress", _COORDINATOR, "Rounds that this coordinator serves now.")
+HANDING_ON = _gauge(
+    "ampd_rounds_handed_on",
+    _COORDINATOR,
+    "Whether workers answer the frontends themselves. 0: all tokens pass this coordinator; its log says why.",
+)
 PROMPT_TOKENS = _counter(
     "ampd_prompt_tokens_total",
     _COORDINATOR,

@@ -99,7 +99,8 @@ async def test_a_host_that_accepts_and_never_answers() -> None:
     async with server, asyncio.timeout(PATIENCE_S):
         with pytest.raises(StateUnavailableError, match=r"did not answer within 0\.2 s"):
             await open_store(f"redis://127.0.0.1:{port}", "n", timeout_s=0.2)
-    assert connections
+        (connection,) = connections
+        await connection.wait_closed()
 
 
 async def test_a_socket_that_is_not_there(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_the_frontend_has_a_relay_before_it_unless_it_is_switched_off(argv: tupl
 def test_a_frontend_tries_again_and_never_avoids_the_only_coordinator(coordinators: str, avoided_s: str) -> None:
     frontend = _specs("--coordinators", coordinators, "--engine", "modelled")[-1]
     flags = _flags(frontend)
-    assert flags[flags.index("--migration-limit") + 1] == "1"
+    assert flags[flags.index("--migration-limit") + 1] == "3"
     assert frontend.env["DYN_RUNTIME_INHIBITED_DURATION_SECS"] == avoided_s
 
 

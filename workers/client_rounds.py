@@ -1,0 +1,316 @@
+"""The rounds of clients that this worker answers: their prefill elsewhere, their chunks, their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+from dynamo.runtime import Context
+
+from ampd.background_tasks import BackgroundTasks, RoundsInProgress
+from ampd.errors import one_line_of
+from ampd.handler_stream import Chunk, Send
+from ampd.round_end import Begun, PrefillFailed, Taken, TakenOver, Told, error_chunk, goes_on_elsewhere
+from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
+from ampd.telemetry import tracing
+from ampd.wire import (
+    ENGINE_DIED,
+    OVERLOADED,
+    REPORT_KEY,
+    GenerateRequest,
+    PrefillCall,
+    PrefillRequest,
+    RoundStart,
+    engine_start,
+    parse_error,
+)
+from workers.call_guard import CallRefusedError
+from workers.client_stream import ClientStream, ends_at_prefill, grouped, signs_of_life
+from workers.engines.base import EngineError
+from workers.round_ends import RoundEnds
+from workers.round_service import RoundService
+
+ItemT = TypeVar("ItemT")
+
+
+class StopSignal(Protocol):
+    """The part of Dynamo's `Context` that shows when the caller has gone."""
+
+    def is_stopped(self) -> bool: ...
+
+    def async_killed_or_stopped(self) -> Any:
+        """A future that completes when the context is killed or stopped."""
+        ...
+
+
+async def send_until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
+    """Send the items of `source` until it ends or the caller goes. Then it is cancelled where it waits, and closed.
+
+    `source` runs in a separate task, because the handler must outlive its cancellation.
+    """
+    if context.is_stopped():
+        await source.aclose()
+        return
+    pump = asyncio.create_task(_pump(source, context, send))
+
+    def end() -> None:
+        if not pump.cancelling():
+            # A second cancellation would cut the clean-up short.
+            pump.cancel()
+
+    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
+    stopped.add_done_callback(lambda _: end())
+    try:
+        await asyncio.wait({pump})
+        if not pump.cancelled() and (error := pump.exception()) is not None:
+            raise error
+    finally:
+        stopped.cancel()
+        end()
+        await asyncio.wait({pump})
+
+
+async def _pump(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
+    pump = asyncio.current_task()
+    assert pump is not None
+    async with aclosing(source):
+        async for item in source:
+            if context.is_stopped() or pump.cancelling():
+                # The cancellation can have been lost, for example in `asyncio.wait_for` of Python 3.11, which forgets
+                # it where it meets an answer.
+                return
+            send(item)
+
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 10.0
+"""A prefill worker that is silent for so long is asked whether it lives."""
+
+
+class Prefills(Protocol):
+    """The prefill workers, by worker id."""
+
+    async def prefill(self, worker_id: str, request: PrefillRequest, context: Any) -> AsyncIterator[Chunk]: ...
+
+    async def lives(self, worker_id: str) -> bool:
+        """Whether a worker answers."""
+        ...
+
+
+class ClientRounds:
+    """Answers clients.
+
+    Args:
+        worker_id: this worker, for the logs of others.
+        stream_tokens: tokens that are sent together.
+        context_limit: longest context of this worker; 0: it is not known.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        rounds: RoundService,
+        prefills: Prefills,
+        ends: RoundEnds,
+        stream_tokens: int = 1,
+        context_limit: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._worker_id = worker_id
+        self._rounds = rounds
+        self._prefills = prefills
+        self._ends = ends
+        self._stream_tokens = stream_tokens
+        self._context_limit = context_limit
+        self._clock = clock
+        self._background = BackgroundTasks()
+        self._in_progress = RoundsInProgress()
+
+    async def drained(self) -> None:
+        """Wait until no round is in progress."""
+        await self._in_progress.drained()
+        await self._rounds.drained()
+
+    async def serve(self, request: GenerateRequest, context: StopSignal, send: Send[Chunk]) -> None:
+        """Answer one round. A round that fails ends with an `error_chunk`."""
+        stream, start = ClientStream(request, self._clock), request["start"]
+        self._ends.begins(start["tell"], start["request_id"])
+        self._tell(start, Taken(start["request_id"]))
+        with self._in_progress.round():
+            try:
+                with signs_of_life(send) as send_alive:
+                    await self._send(request, stream, context, send_alive)
+            finally:
+                if not stream.is_told:
+                    self._tell(start, stream.ended("left"))
+
+    async def _send(
+        self, request: GenerateRequest, stream: ClientStream, context: StopSignal, send: Send[Chunk]
+    ) -> None:
+        try:
+            # An error comes after the tokens before it, so that no more than necessary is computed again.
+            with grouped(send, self._stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
+                await send_until_stopped(self._chunks(request, stream), context, send_grouped)
+            if not stream.is_complete and not context.is_stopped():
+                raise EngineError("its stream ended before the round did", ENGINE_DIED)
+        except Exception as error:
+            if stream.is_complete or context.is_stopped():
+                return  # the client has all of it, or reads no more
+            self._fail(request["start"], stream, error, send)
+
+    def _fail(self, start: RoundStart, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
+        status, message = _explained(error)
+        goes_on = goes_on_elsewhere(status, has_output=stream.has_output)
+        trace = tracing.current()
+        told = stream.ended("failed", status=status, message=message, goes_on=goes_on, start=engine_start(message))
+        self._tell(start, told)
+        send(error_chunk(status, trace.quoted(message) if trace else message, again=goes_on))
+
+    async def _chunks(self, request: GenerateRequest, stream: ClientStream) -> AsyncGenerator[Chunk, None]:
+        """The client's chunks."""
+        start, began_s = request["start"], self._clock()
+        if (call := start.get("prefill")) is not None:
+            chunk = await self._first_token(call, request, stream)
+            self._was_waiting(request, began_s)
+            if chunk is not None:
+                reason = ends_at_prefill(chunk, request, self._context_limit)
+                request = _taken_over(request, call, chunk["token_ids"])
+                yield self._noted(start, stream, stream.prefilled(chunk, reason))
+                if stream.is_complete:
+                    if not request.get("ends_session"):
+                        self._background.spawn(self._take_over(request))
+                    return
+        async with aclosing(self._rounds.generate(request)) as chunks:
+            async for chunk in chunks:
+                yield self._noted(start, stream, stream.decoded(chunk))
+
+    def _noted(self, start: RoundStart, stream: ClientStream, chunk: Chunk) -> Chunk:
+        """Tell the coordinator before the client, whose next request may come at once."""
+        if stream.is_complete:
+            self._tell(start, stream.ended("complete"))
+        elif start.get("tells_begin") and stream.has_begun:
+            start["tells_begin"] = False
+            self._tell(start, Begun(start["request_id"]))
+        return chunk
+
+    def _tell(self, start: RoundStart, told: Told) -> None:
+        self._ends.tell(start["tell"], told)
+
+    def _was_waiting(self, request: GenerateRequest, since_s: float) -> None:
+        """Times in a message count from when it was sent."""
+        task = request["task"]
+        request["task"] = {**task, "arrival_s": task["arrival_s"] - (self._clock() - since_s)}
+
+    # -- the prefill worker
+
+    async def _first_token(self, call: PrefillCall, request: GenerateRequest, stream: ClientStream) -> Chunk | None:
+        """The first token, from a prefill worker; None: that worker failed, and this one prefills.
+
+        Raises:
+            EngineError: the round ends, because the prefill worker has too much to do.
+        """
+        context = tracing.context_for_call(self._worker_id) or Context()
+        message: PrefillRequest = {
+            "task": request["task"],
+            "token_ids": request["token_ids"],
+            "source_worker_id": call["source_worker_id"],
+            "kept_tokens": request.get("kept_tokens", 0),
+            "request": request["request"],
+        }
+        if (source_tp := call["source_tp"]) is not None:
+            message["source_tp"] = source_tp
+        worker_id, has_begun = call["worker_id"], False
+        try:
+            chunks = await self._prefills.prefill(worker_id, message, context)
+            has_begun = True
+            while (chunk := await self._next(worker_id, chunks)) is not None:
+                if chunk.get("token_ids"):
+                    return chunk
+            raise ConnectionError("the prefill ended without a token")
+        except asyncio.CancelledError:
+            context.stop_generating()
+            raise
+        except Exception as error:
+            context.stop_generating()  # a worker that is silent may go on
+            failed = await self._failed(request["start"]["request_id"], worker_id, error, has_begun=has_begun)
+        if failed.status == OVERLOADED and not stream.has_output:
+            # Another worker would take on what this one cannot, at the cost of rounds that are on time.
+            raise EngineError(failed.message, OVERLOADED)
+        self._tell(request["start"], failed)
+        stream.prefill_failed(failed.reason)
+        log.warning("a prefill failed, and is done here: worker %s: %s", worker_id, failed.message)
+        return None
+
+    async def _next(self, worker_id: str, chunks: AsyncIterator[Chunk]) -> Chunk | None:
+        """The next chunk of a prefill worker, as long as that worker lives; None: there are no more."""
+        task = asyncio.ensure_future(anext(chunks, None))
+        try:
+            while not (await asyncio.wait({task}, timeout=SILENT_S))[0]:
+                if not await self._prefills.lives(worker_id):
+                    raise ConnectionError("silent, and it does not answer another call")
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _failed(self, request_id: str, worker_id: str, error: Exception, *, has_begun: bool) -> PrefillFailed:
+        """What a failed call says about the prefill worker."""
+        if (refusal := parse_error(str(error))) is None:
+            lives = has_begun and await self._prefills.lives(worker_id)
+            told = one_line_of(error)
+            return PrefillFailed(
+                request_id, worker_id, PREFILL_WORKER_LOST, told, has_died=has_begun and not lives, lives=lives
+            )
+        status, message = refusal
+        if status == ENGINE_DIED:
+            return PrefillFailed(
+                request_id, worker_id, PREFILL_WORKER_LOST, message, has_died=True, start=engine_start(message)
+            )
+        reason = PREFILL_WORKER_LOST if status == CallRefusedError.status else PREFILL_WORKER_REFUSED
+        return PrefillFailed(request_id, worker_id, reason, message, status)
+
+    async def _take_over(self, request: GenerateRequest) -> None:
+        """Take over the KV of a round that has ended with its first token, for the session's next round."""
+        stops = {**(request["request"].get("stop_conditions") or {}), "max_tokens": 0}
+        taking: GenerateRequest = {**request, "request": {**request["request"], "stop_conditions": stops}}
+        try:
+            async with aclosing(self._rounds.generate(taking)) as chunks:
+                async for chunk in chunks:
+                    if report := chunk.get(REPORT_KEY):
+                        self._tell(request["start"], TakenOver(request["task"]["session_id"], report))
+        except Exception as error:
+            log.warning("the KV of a round was not taken over: %s", one_line_of(error))
+
+
+def _taken_over(request: GenerateRequest, call: PrefillCall, token_ids: list[int]) -> GenerateRequest:
+    """The request for the rest of a round whose first tokens came from a prefill worker.
+
+    Only for requests that may be split (`ampd.serving.local_only.uncarried_option` is None).
+    """
+    stops = dict(request["request"].get("stop_conditions") or {})
+    for name in ("max_tokens", "min_tokens"):
+        if stops.get(name):
+            stops[name] = max(0, stops[name] - len(token_ids))
+    rest: GenerateRequest = {
+        **request,
+        "token_ids": [*request["token_ids"], *token_ids],
+        "source_worker_id": call["worker_id"],
+        "request": {**request["request"], "stop_conditions": stops},
+    }
+    if (tp := call["tp"]) is not None:
+        rest["source_tp"] = tp
+    return rest
+
+
+def _explained(error: Exception) -> tuple[int, str]:
+    """(status, message) of a round that failed."""
+    if isinstance(error, (EngineError, CallRefusedError)):
+        return error.status, str(error)
+    log.error("a round failed", exc_info=error)
+    if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
+        return 500, f"the worker cannot read the request: {error!r}"
+    return 500, f"the worker failed: {error!r}"

@@ -1,0 +1,117 @@
+"""What this worker tells coordinators of their rounds, over one connection to each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from ampd.background_tasks import InBackground, SupervisedTask
+from ampd.call_signatures import Signer
+from ampd.round_end import RUNNING_S, Hello, RoundEnded, Running, Told, encode_told
+
+log = logging.getLogger(__name__)
+
+_TRIES, _PAUSE_S = 20, 0.25
+_MOST_WAITING = 4096
+"""Messages that wait for a connection. What a coordinator misses it learns from the list of rounds that run."""
+
+
+class RoundEnds(InBackground):
+    """Tells coordinators. No method but `stop` waits."""
+
+    def __init__(self, worker_id: str, signer: Signer) -> None:
+        self._worker_id = worker_id
+        self._signer = signer
+        self._links: dict[str, _Link] = {}
+        self._task = SupervisedTask("running-rounds", self._run)
+
+    def begins(self, address: str, request_id: str) -> None:
+        """This worker has a round of the coordinator at `address` until its end is told."""
+        link = self._links.get(address)
+        if link is None or link.is_given_up:
+            link = self._links[address] = _Link(address, self._worker_id, self._signer)
+        link.running[request_id] += 1
+
+    def tell(self, address: str, told: Told) -> None:
+        link = self._links.get(address)
+        if link is None:
+            return  # its coordinator has gone since
+        if isinstance(told, RoundEnded):
+            link.running[told.request_id] -= 1
+            if link.running[told.request_id] <= 0:
+                del link.running[told.request_id]
+        link.tell(told)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(RUNNING_S)
+            for address, link in list(self._links.items()):
+                if link.is_given_up and not link.running:
+                    del self._links[address]
+                else:
+                    link.tell(Running(list(link.running)))
+
+    async def stop(self) -> None:
+        await super().stop()
+        for link in self._links.values():
+            await link.close()
+
+
+class _Link:
+    """A connection to one coordinator.
+
+    Attributes:
+        running: the rounds that this worker has for it. A frontend may send one again before its first try has ended.
+        is_given_up: the coordinator cannot be reached.
+    """
+
+    def __init__(self, address: str, worker_id: str, signer: Signer) -> None:
+        self._address = address
+        self._signer = signer
+        self._hello = Hello(worker_id)
+        self._waiting: list[bytes] = []
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self.running = Counter[str]()
+        self.is_given_up = False
+
+    def tell(self, told: Told) -> None:
+        frame = encode_told(told, self._signer, self._address)
+        if self._streams is not None:
+            reader, writer = self._streams
+            if not (reader.at_eof() or writer.is_closing()):
+                writer.write(frame)
+                return
+            writer.close()
+            self._streams = None
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.append(frame)
+        if self._connecting is None and not self.is_given_up:
+            self._connecting = asyncio.create_task(self._connect())
+
+    async def _connect(self) -> None:
+        host, _, port = self._address.rpartition(":")
+        try:
+            for _ in range(_TRIES):
+                try:
+                    self._streams = _, writer = await asyncio.open_connection(host, int(port))
+                except OSError:
+                    await asyncio.sleep(_PAUSE_S)
+                    continue
+                writer.write(encode_told(self._hello, self._signer, self._address))
+                writer.writelines(self._waiting)
+                self._waiting.clear()
+                return
+            self.is_given_up = True
+            log.warning("the coordinator at %s cannot be reached: it is not told how its rounds end", self._address)
+        finally:
+            self._connecting = None
+
+    async def close(self) -> None:
+        """Send what waits, and end the connection."""
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait({self._connecting})
+        if self._streams is not None:
+            self._streams[1].close()
