@@ -67,7 +67,7 @@ def test_short_prefills_of_a_mixture_go_together() -> None:
     page_s = shortest_pass_s(MIXTURE, 0, TP2)
     # Three passes are worth more than two hundred tokens and less than three hundred.
     assert mixture_s(200) < 3.0 * page_s < mixture_s(300)
-    ordering = OnTimeOrdering(headroom=1.0)
+    ordering = OnTimeOrdering()
     assert situations.pick(ordering, queue, TP2, MIXTURE, 0.0, random.Random(0)) == Run(0, (), (1,))
 
 

@@ -44,7 +44,7 @@ def test_each_group_of_replicas_is_a_component() -> None:
 def test_the_coordinator_has_the_policies_of_the_plan() -> None:
     arguments = main(components(objects_of())["coordinator"])["args"]
     for expected in (
-        "--routing=predictive(headroom=0.9)",
+        "--routing=predictive(spread=0.1)",
         "--binding=least-kv",
         "--pools=static",
         "--model=/models/qwen3-32b",
