@@ -61,7 +61,7 @@ class SimulateSettings(CaseSettings):
     binding: str = Field(defaults.BINDING, description="Binding policy.")
     slicing: str = Field(
         defaults.SLICING,
-        description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
+        description="Slicing policies, comma-separated: what an engine computes next.",
     )
     pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change their roles.")
     rate: str | None = Field(

@@ -11,7 +11,7 @@ from ampd.policies.moore_hodgson import Job
 from ampd.types import PrefillTask
 
 ITL_SHARE = 0.92
-"""Share of the ITL target that slices of prefills may use up."""
+"""Share of the ITL target that prefills may use up."""
 
 ORDERED_PREFILLS = 128
 """Waiting prefills that the ordering looks at. Workers publish as many, and sums of the others, so that a view has at

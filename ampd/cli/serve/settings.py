@@ -65,7 +65,7 @@ class ServeSettings(GraphSettings):
     )
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
-    slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
+    slicing: str = Field(defaults.SLICING, description="What an engine computes next.")
     stream_tokens: int = Field(
         1, ge=1, le=MOST_JOINED_TOKENS, description="Tokens that a worker sends together, after a round's first one."
     )

@@ -40,7 +40,7 @@ DEPLOYMENT = Deployment(
         "binding": "least-kv",
         "pools": "static",
         "ordering": "on-time",
-        "slicing": "slack(quantum=0.5)",
+        "slicing": "whole",
     },
     tool_call_parser="hermes",
     reasoning_parser="qwen3",

@@ -37,7 +37,7 @@ def test_each_group_of_replicas_is_a_component() -> None:
             assert "--engine=sglang" in container["args"]
             assert "--model=/models/qwen3-32b" in container["args"]
             assert "--ordering=on-time" in container["args"]
-            assert "--slicing=slack(quantum=0.5)" in container["args"]
+            assert "--slicing=whole" in container["args"]
             assert component["podTemplate"]["metadata"]["labels"]["app.kubernetes.io/component"] == role
 
 

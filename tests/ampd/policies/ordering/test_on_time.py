@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import PerformanceModel, joined_tokens
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick, Run
 from ampd.policies.expectations import as_job
 from ampd.policies.moore_hodgson import keep
 from ampd.policies.ordering.on_time import OnTimeOrdering
-from ampd.policies.passes import as_one, shortest_pass_s
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations
@@ -201,12 +201,15 @@ def test_those_given_up_and_hopeless_ones_do_not_go_along() -> None:
     assert pick(plain((30, 0.06), (30, 0.07), (20, 0.08)), PASSES, PLAIN).together == ()
 
 
+def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
+    """A task that stands for all of a pass."""
+    return tasks[0].with_tokens(*joined_tokens([(task.hist_tokens, task.incr_tokens) for task in tasks]))
+
+
 def test_a_pass_is_as_long_as_all_of_its_members_behind_their_mean_history() -> None:
-    first, second = replace(task(0, 10, 1.0), hist_tokens=400), replace(task(1, 30, 2.0), hist_tokens=80)
-    assert as_one([first, second]) == replace(first, hist_tokens=160, incr_tokens=40)
-    assert as_one([first]) == first
-    nothing = replace(first, incr_tokens=0)
-    assert as_one([nothing, nothing]) == replace(nothing, hist_tokens=0)
+    assert joined_tokens([(400, 10), (80, 30)]) == (160, 40)
+    assert joined_tokens([(400, 10)]) == (400, 10)
+    assert joined_tokens([(400, 0), (400, 0)]) == (0, 0)
 
 
 @untimed
