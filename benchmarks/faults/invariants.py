@@ -18,7 +18,9 @@ MUST_BE_ZERO = (
     "session tokens",
     "kept sessions",
     "NIXL reads",
-    "watched calls",
+    "rounds at workers",
+    "refusals",
+    "told rounds",
     "undeleted bindings",
     "background work",
 )
