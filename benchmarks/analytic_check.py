@@ -14,8 +14,9 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from math import log
+from math import exp, log
 from pathlib import Path
+from statistics import mean
 
 from ampd.errors import UserError
 from ampd.perf.fit import measured_engine
@@ -65,26 +66,26 @@ def _rows(model: str, card: str) -> Iterator[dict[str, str]]:
 
 
 def table(results: Sequence[dict[str, str]]) -> str:
-    """A line for each model and GPU, the worst first: the ratios of its prefills and of its steps."""
-    groups: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: {"prefill": [], "step": []})
+    """A line for each model, the worst first: its ratios on the GPU where they are worst, and the error on all."""
+    groups: dict[str, dict[tuple[str, str], list[dict[str, str]]]] = defaultdict(lambda: defaultdict(list))
     for row in results:
-        groups[row["model"], row["gpu"], row["tp"]][row["what"].partition(" ")[0]].append(float(row["ratio"]))
-    ordered = sorted(
-        groups.items(), key=lambda group: (-_distance([*group[1]["prefill"], *group[1]["step"]]), group[0])
-    )
-    lines = ["| model | GPU | TP | prefills | steps |", "| --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| {model} | {card} | {tp} | {_span(ratios['prefill'])} | {_span(ratios['step'])} |"
-        for (model, card, tp), ratios in ordered
-    ]
-    return "\n".join(lines) + "\n"
+        groups[row["model"]][row["gpu"], row["tp"]].append(row)
+    lines = []
+    for model, cards in groups.items():
+        (card, tp), rows = max(cards.items(), key=lambda group: _distance(group[1]))
+        error = exp(mean(abs(log(float(row["ratio"]))) for each in cards.values() for row in each))
+        spans = " | ".join(_span(rows, kind) for kind in ("prefill", "step"))
+        lines.append((-_distance(rows), f"| {model} | {card} | {tp} | {spans} | {error:.2f} |"))
+    head = ["| model | worst GPU | TP | prefills there | steps there | mean error, all GPUs |", "| --- " * 6 + "|"]
+    return "\n".join([*head, *(line for _, line in sorted(lines))]) + "\n"
 
 
-def _distance(ratios: Sequence[float]) -> float:
-    return max(abs(log(ratio)) for ratio in ratios)
+def _distance(rows: Sequence[dict[str, str]]) -> float:
+    return max(abs(log(float(row["ratio"]))) for row in rows)
 
 
-def _span(ratios: Sequence[float]) -> str:
+def _span(rows: Sequence[dict[str, str]], kind: str) -> str:
+    ratios = [float(row["ratio"]) for row in rows if row["what"].startswith(kind)]
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-"
 
 

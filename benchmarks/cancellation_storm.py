@@ -50,8 +50,7 @@ from router.coordinator import Coordinator
 from router.policies import CoordinatorPolicies
 from router.round_errors import WorkerLostError
 from router.settings import CoordinatorSettings
-from workers.cancellation import send_until_stopped
-from workers.client_rounds import ClientRounds
+from workers.client_rounds import ClientRounds, send_until_stopped
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine

@@ -281,7 +281,7 @@ def _serve_direct(namespace: str, profile: Path) -> int:
     from workers.engines.base import EngineRequest
     from workers.engines.modelled import ModelledEngine
     from workers.engines.modelled_tokens import read_model_folder
-    from workers.stream_chunks import chunk_of
+    from workers.round_service import chunk_of
 
     model = PiecewiseModel(PerformanceProfile.model_validate_json(profile.read_text()))
 

@@ -28,7 +28,7 @@ from router.calls import CallContext, WorkerCalls
 from router.frames import Frame
 from router.lease_probe import LeaseProbe
 from router.own_tokenizer import OwnTokenizer
-from router.placement import Placer, log_left_out
+from router.placement import Placer, SessionCounts, SessionMoves, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
@@ -39,9 +39,7 @@ from router.round_run import RoundRun, pipe
 from router.served import Observer
 from router.services import RoundOptions, Services
 from router.session_control import SessionControl
-from router.session_counts import SessionCounts
 from router.session_memory import SessionMemory
-from router.session_moves import SessionMoves
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
 from router.unnamed_rounds import UnnamedRounds

@@ -106,9 +106,7 @@ def cut_frames(buffer: bytearray) -> Iterator[RawFrame]:
 
 
 class Frame:
-    """A frontend's request, and the context of its round (`router.calls.CallContext`).
-
-    The worker that answers learns that the client has gone; this process does not.
+    """A frontend's request, and the context of its round (`ampd.telemetry.tracing.TracedContext`).
 
     Attributes:
         metadata: of the control message. What is added travels on.
@@ -128,7 +126,6 @@ class Frame:
             raise FrameError(f"another control message: {raw.payload[: _SIZES.size + head]!r:.300}")
         self._raw = raw
         self._body = memoryview(raw.payload)[_SIZES.size + head :]
-        self._stopped: asyncio.Future[bool] | None = None
         self.metadata: dict[str, str] = self._control.get("metadata") or {}
 
     def request(self) -> Any:
@@ -160,19 +157,8 @@ class Frame:
         return Context(id, metadata=dict(self.metadata))
 
     def is_stopped(self) -> bool:
-        return self._ended().done()
-
-    def stop_generating(self) -> None:
-        if not self.is_stopped():
-            self._ended().set_result(True)
-
-    def async_killed_or_stopped(self) -> asyncio.Future[bool]:
-        return asyncio.shield(self._ended())
-
-    def _ended(self) -> asyncio.Future[bool]:
-        if self._stopped is None:
-            self._stopped = asyncio.get_running_loop().create_future()
-        return self._stopped
+        """Only the worker that answers learns that the client has gone."""
+        return False
 
 
 class Connection(asyncio.Protocol):

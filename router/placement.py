@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,6 +15,7 @@ from uuid import uuid4
 from ampd.errors import UserError
 from ampd.serving.placement import (
     ContextTooLongError,
+    Moving,
     PlacementPolicies,
     Plan,
     PlanSituation,
@@ -25,6 +28,7 @@ from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
     FatalRequestError,
+    ResentRequestError,
     RouteOutcome,
     RouteWrite,
     SessionLimits,
@@ -34,19 +38,108 @@ from ampd.state.store import (
     TooManySessionsError,
 )
 from ampd.state.view import ClusterView
-from ampd.types import PrefillTask, WorkerView
+from ampd.types import Moves, PrefillTask, WorkerView
 from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
-from router.session_counts import SessionCounts
-from router.session_moves import SessionMoves
 from router.unplaced_round import UnplacedRound
 from router.worker_deaths import fatal
-from router.worker_lookups import WorkerLookups
+
+
+class SessionMoves:
+    """Knows of each round whether its session may move.
+
+    Args:
+        moves: which sessions may move while their owner lives.
+
+    Attributes:
+        made: moves that this replica made, by reason.
+    """
+
+    def __init__(self, view: ClusterView, moves: Moves) -> None:
+        self._view = view
+        self._moves = moves
+        self.made = Counter[str]()
+
+    def moving(self, unplaced: UnplacedRound) -> Moving | None:
+        """How the session of a round may move; None: it stays."""
+        if self._moves == "never" or not unplaced.moving.may_move:
+            return None
+        return Moving(
+            moves=self._moves,
+            owners=self._view.decode,
+            context_tokens=unplaced.prompt_tokens + 1,
+            moved_s=unplaced.moving.moved_s,
+        )
+
+
+Listener = Callable[[int, int], None]
+"""Called with newly bound and newly moved sessions."""
+
+
+class SessionCounts:
+    """Counts since the start of the process, which metrics and `ampd top` show.
+
+    Attributes:
+        bound: sessions that this replica bound to a decode worker.
+        moved: sessions that it moved to another decode worker because theirs was lost.
+    """
+
+    def __init__(self) -> None:
+        self.bound = 0
+        self.moved = 0
+        self._listeners: list[Listener] = []
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call `listener` at each change from now on."""
+        self._listeners.append(listener)
+
+    def add(self, *, bound: int = 0, moved: int = 0) -> None:
+        if not (bound or moved):
+            return
+        self.bound += bound
+        self.moved += moved
+        for listener in self._listeners:
+            listener(bound, moved)
+
+
+class WorkerLookups:
+    """Looks workers up, once for all rounds that ask for the same one at the same time.
+
+    A dead worker has thousands of sessions, and each snapshot holds the whole cluster. Rounds that ask for different
+    workers share nothing, because a snapshot that began before a worker was published does not have it.
+    """
+
+    def __init__(self, store: StateStore) -> None:
+        self._store = store
+        self._running: dict[str, asyncio.Task[WorkerView | None]] = {}
+
+    async def find(self, worker_id: str) -> WorkerView | None:
+        """The worker's view in the shared state; None: it has none.
+
+        Raises:
+            StateUnavailableError: the shared state does not answer.
+        """
+        task = self._running.get(worker_id)
+        if task is None:
+            task = self._running[worker_id] = asyncio.create_task(self._look_up(worker_id))
+            task.add_done_callback(lambda ended: self._ended(worker_id, ended))
+        return await asyncio.shield(task)  # a round that ends must not end the look-up of the others
+
+    async def _look_up(self, worker_id: str) -> WorkerView | None:
+        return next((view for view in await self._store.snapshot() if view.worker_id == worker_id), None)
+
+    def _ended(self, worker_id: str, task: asyncio.Task[WorkerView | None]) -> None:
+        del self._running[worker_id]
+        with suppress(asyncio.CancelledError):
+            task.exception()  # all rounds that wait for it may have ended
+
 
 log = logging.getLogger(__name__)
 
 _CONFLICTS = 16
+_COUNTED_S = 0.3
+"""In which a coordinator has counted the death of a worker."""
 _STORE_RETRY_S = 10.0
 """Rounds call a lost store again after this time even if no heartbeat has been answered."""
 
@@ -104,6 +197,7 @@ class Placer:
         self._foreign = ForeignWorkers(view.knows)
         self._store_retry_s = float("-inf")
         self._is_alone = False
+        self._name = uuid4().hex
 
     def suspect(self, worker_id: str) -> None:
         """A call to this worker failed: leave it out until it publishes again."""
@@ -314,9 +408,11 @@ class Placer:
             unplaced.tenant,
             ends_session=unplaced.ends_session,
             prompt_digest=unplaced.prompt_digest,
+            request_id=unplaced.request_id,
+            asker=self._name if unplaced.request_id else "",
         )
         try:
-            outcome = await self._store.route(write, self._limits)
+            outcome = await self._route(write)
         except TooManySessionsError as error:
             raise RoundOverloadedError(f"{error}; end sessions, or try again later", _SESSION_RETRY_S) from None
         except FatalRequestError as error:
@@ -332,6 +428,14 @@ class Placer:
             self._is_alone = False
             log.warning("shared state answers again: bindings are shared with the other coordinators")
         return outcome
+
+    async def _route(self, write: RouteWrite) -> RouteOutcome:
+        """Write; after a while if the request was at another coordinator, which counts the death of its worker."""
+        try:
+            return await self._store.route(write, self._limits)
+        except ResentRequestError:
+            await asyncio.sleep(_COUNTED_S)
+            return await self._store.route(write, self._limits)
 
     async def _write_behind(self, unplaced: UnplacedRound, known: Binding, plan: Plan) -> None:
         """Write what does not wait for its write."""

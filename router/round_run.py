@@ -221,6 +221,7 @@ class RoundRun:
             fingerprint_mark=request.continued_mark,
             ends_session=request.ends_session,
             prompt_digest=self._deaths.prompt_digest,
+            request_id=self.request_id,
             session_missed=sessions.has_missed(request.session_id),
             is_settled=sessions.is_settled(request.session_id),
             rebound=sessions.rebound,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
-from router.known_prefixes import KnownPrefixes
 from router.placement import Placer
+from router.prompt_history import KnownPrefixes
 from router.round_ends import RoundEnds
 from router.served import Observer
 from router.session_memory import SessionMemory

@@ -47,6 +47,7 @@ class UnplacedRound:
         is_admitted: the round was placed before, and a worker failed it.
         ends_session: nothing of the session is needed after the round.
         prompt_digest: see `RequestDeaths`.
+        request_id: of the client's request.
         moving: whether the session may move to another owner.
         shared_tokens: returns what workers hold of the prompt for other sessions, by worker id.
     """
@@ -66,6 +67,7 @@ class UnplacedRound:
     is_admitted: bool = False
     ends_session: bool = False
     prompt_digest: str = ""
+    request_id: str = ""
     is_settled: bool = False
     rebound: Callable[[Binding], None] = lambda _: None
     moving: MovingSession = STAYS

@@ -20,6 +20,7 @@ from ampd.state.store import (
     Heard,
     Leadership,
     Overview,
+    ResentRequestError,
     RoleAssigned,
     RoundTrips,
     RouteOutcome,
@@ -76,6 +77,7 @@ class MemoryState:
         self._bound: dict[str, _Bound] = {}
         self._tenants: dict[str, str] = {}
         self._deaths: dict[str, set[str]] = {}
+        self._askers: dict[str, str] = {}
         self._refused_until_s: dict[str, float] = {}
         self.ended: list[str] = []
         self._leader: tuple[str, float] | None = None
@@ -213,6 +215,14 @@ class MemoryState:
             self._refused_until_s[prompt_digest] = self.clock() + refused_s
         return len(deaths)
 
+    def check_asker(self, request_id: str, asker: str) -> None:
+        """Raises `ResentRequestError`."""
+        before = self._askers.get(request_id)
+        if asker:
+            self._askers[request_id] = asker
+        if asker and before not in (None, asker):
+            raise ResentRequestError
+
     def check_deaths(self, prompt_digest: str) -> None:
         """Refuse a prompt under which workers died lately."""
         if self._refused_until_s.get(prompt_digest, 0.0) > self.clock():
@@ -294,6 +304,7 @@ class MemoryStore(StateStore):
         event = codec.encode_event(TaskQueued(write.queue_worker_id, write.task), self._clock())
         await self._trip("route")
         self._state.check_deaths(write.prompt_digest)
+        self._state.check_asker(write.request_id, write.asker)
         binding, ttl_s = self._state.bound(write.session_id), limits.ttl_s
         if binding is None:
             if not write.epoch:

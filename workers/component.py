@@ -30,8 +30,8 @@ from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.call_guard import CallGuard, CallRefusedError
-from workers.cancellation import send_until_stopped
-from workers.client_rounds import ClientRounds
+from workers.client_rounds import ClientRounds, send_until_stopped
+from workers.client_stream import grouped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
 from workers.engines.supervised import SupervisedEngine
@@ -40,7 +40,6 @@ from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.round_ends import RoundEnds
 from workers.settings import PROG, WorkerSettings
-from workers.token_groups import grouped
 from workers.watchdog import Watchdog
 from workers.worker_metrics import WorkerReader
 from workers.wrong_times import warn_of_wrong_times

@@ -13,22 +13,19 @@ from ampd.telemetry.logs import RoundLog
 from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Role, WorkerView
 from workers.engines.base import Engine
-from workers.kv_counts import KvCounts
-from workers.kv_reads import KvReads
 from workers.pending_changes import PendingChanges
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.role import WorkerRole
 from workers.round_events import RoundEvents
 from workers.round_log import StepLog
-from workers.round_service import RoundService
-from workers.running_rounds import RunningRounds
+from workers.round_service import KvReads, RoundService
 from workers.session_releaser import SessionReleaser
 from workers.settings import WorkerSettings
-from workers.slices import Slicer
+from workers.slices import RunningRounds, Slicer
 from workers.unfailing import UnfailingSlicing
 from workers.worker_recorder import WorkerRecorder
-from workers.worker_view import WorkerViewReader, WorkerWindows
+from workers.worker_view import KvCounts, WorkerViewReader, WorkerWindows
 
 
 class WorkerParts:

@@ -11,7 +11,7 @@ from workers.kv.exchange import KvFetch
 from workers.pending_changes import PendingChanges
 from workers.round_log import StepLog
 from workers.round_progress import RoundProgress
-from workers.running_rounds import RunningRounds
+from workers.slices import RunningRounds
 from workers.worker_recorder import WorkerRecorder
 from workers.worker_view import WorkerWindows
 

@@ -8,28 +8,109 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any, cast
 from uuid import uuid4
 
 import msgspec
 
 from ampd.background_tasks import RoundsInProgress
+from ampd.errors import UserError
 from ampd.handler_stream import Chunk
 from ampd.keys import tenant_of
+from ampd.perf.corrections import READ, CorrectedModel
 from ampd.sampling_limits import beyond_sampling, unknown_token
+from ampd.serving.kv_tiers import longest_read_s, reading_pays, reusable_tokens
 from ampd.serving.slices import left_before
-from ampd.types import Count
+from ampd.types import Count, Parallelism
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.context_keys import ContextKeys
 from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, PassShare
-from workers.kv_reads import KvReads
+from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
 from workers.round_progress import RoundProgress, RoundPrompt
 from workers.session_releaser import SessionReleaser
 from workers.slices import Slicer
-from workers.stream_chunks import chunk_of, usage_of
+
+_LEAST_READ_S = 0.005
+"""Shorter reads are not compared with their predicted times, because they are mostly delays of the processes."""
+
+
+class KvReads:
+    """The reads of one worker.
+
+    Args:
+        model: predicts the times of a read and of a computation, and learns those of reads.
+        timeout_s: longest time for one read; most are given up sooner, see `longest_read_s`.
+    """
+
+    def __init__(self, engine: Engine, model: CorrectedModel, timeout_s: float) -> None:
+        self._engine = engine
+        self._model = model
+        self._timeout_s = timeout_s
+        self._begun = self._running = 0
+
+    async def read(
+        self, progress: RoundProgress, source: str, expected_tokens: int, source_tp: int | None = None
+    ) -> KvFetch | None:
+        """Read what is missing here of a prompt's KV from the worker `source`; None: it is computed here instead.
+
+        Args:
+            expected_tokens: of the prompt's KV, from its start, that the source is expected to hold.
+            source_tp: tensor parallelism of the source; None: as here.
+        """
+        kv, info = self._engine.kv, self._engine.info
+        prompt_tokens, page = progress.prompt.tokens, info.page_size_tokens
+        keys = progress.prompt.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
+        held_tokens = kv.protect(progress.rid, keys)
+        peer = info.parallelism if source_tp is None else Parallelism(source_tp)
+        if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
+            return None
+        timeout_s = longest_read_s(self._timeout_s, held_tokens, expected_tokens, self._model, info.parallelism, peer)
+        self._begun += 1
+        self._running += 1
+        number, is_alone = self._begun, self._running == 1
+        try:
+            fetched = await kv.fetch(progress.rid, keys, held_tokens, source, timeout_s, expected_tokens)
+        finally:
+            self._running -= 1
+        if is_alone and self._begun == number and fetched.error is None:
+            self._measured(fetched, peer)
+        return fetched
+
+    def _measured(self, fetched: KvFetch, peer: Parallelism) -> None:
+        """A read that had this worker to itself has ended."""
+        with suppress(UserError):  # the model lacks the degree of the peer
+            predicted_s = self._model.kv_transfer_s(fetched.tokens, peer, self._engine.info.parallelism)
+            if predicted_s >= _LEAST_READ_S:
+                self._model.measured(READ, predicted_s, fetched.seconds)
+
+
+def chunk_of(output: EngineOutput) -> dict[str, Any]:
+    """One output as the frontend expects it; the last one of a choice carries reason and usage."""
+    chunk: dict[str, Any] = {"token_ids": output.token_ids, "index": output.index}
+    if output.log_probs is not None:
+        chunk["log_probs"] = output.log_probs
+    if output.top_logprobs is not None:
+        chunk["top_logprobs"] = output.top_logprobs
+    if output.finish_reason is not None:
+        chunk["finish_reason"] = output.finish_reason
+        if output.stop_reason is not None:
+            chunk["stop_reason"] = output.stop_reason
+        chunk["completion_usage"] = usage_of(output)
+    return chunk
+
+
+def usage_of(output: EngineOutput) -> dict[str, Any]:
+    """Token counts of a call, as the engine saw it."""
+    return {
+        "prompt_tokens": output.prompt_tokens,
+        "completion_tokens": output.completion_tokens,
+        "total_tokens": output.prompt_tokens + output.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": output.cached_tokens},
+    }
+
 
 Chunks = AsyncGenerator[Chunk, None]
 

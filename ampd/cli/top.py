@@ -27,7 +27,7 @@ from rich.live import Live
 from ampd.cli.serve.settings import EMBEDDED
 from ampd.cli.top_screen import Row, as_text, screen
 from ampd.errors import RunError, UserError
-from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies.estimates import queued_s
 from ampd.serving.kv_tiers import TIERS
@@ -44,7 +44,7 @@ from ampd.wire import fields_of
 LARGEST_SESSIONS = 3
 
 
-def snapshot_of(overview: Overview, now_s: float, model: PerformanceModel | None = None) -> dict[str, Any]:
+def snapshot_of(overview: Overview, now_s: float, model: PiecewiseModel | None = None) -> dict[str, Any]:
     """The state of the graph that `overview` describes. Its place and time are for the caller to add.
 
     Args:
@@ -59,6 +59,7 @@ def snapshot_of(overview: Overview, now_s: float, model: PerformanceModel | None
     ages_s = [entry.age_s for entry in coordinators] + [entry.age_s for entry in workers]
     return {
         "oldest_word_s": max(ages_s, default=0.0),
+        "performance_model": model.name if model else None,
         "slo": {"ttft_s": most_common.ttft_s, "itl_s": most_common.itl_s} if most_common else None,
         "window": _window(merged(entry.view.window for entry in coordinators)),
         "coordinators": [_coordinator(entry) for entry in coordinators],
@@ -175,7 +176,7 @@ def _kv_of_all(workers: Sequence[WorkerView]) -> Row:
     }
 
 
-def _queue_wait_s(view: WorkerView, model: PerformanceModel | None, notes: list[str]) -> float | None:
+def _queue_wait_s(view: WorkerView, model: PiecewiseModel | None, notes: list[str]) -> float | None:
     if model is None:
         return None
     try:
@@ -276,7 +277,7 @@ class Target:
 
     state_url: str
     namespace: str
-    model: PerformanceModel | None = None
+    model: PiecewiseModel | None = None
     hint: str = ""
 
     @property
@@ -336,7 +337,7 @@ def find_target(settings: TopSettings) -> Target:
     return Target(str(default["state_url"].default), namespace, model, hint)
 
 
-def _model_of(graph: LocalGraph) -> PerformanceModel | None:
+def _model_of(graph: LocalGraph) -> PiecewiseModel | None:
     try:
         return load_performance_model(graph.perf)
     except UserError:

@@ -222,7 +222,7 @@ def _head(snapshot: Row, width: int) -> list[Text]:
     window, time = snapshot["window"], snapshot["taken_at"][11:19] or snapshot["taken_at"]
     title = Text("ampd top", style="bold").append(
         f"  {printable(snapshot['namespace'])}  {printable(time)} UTC  {age(snapshot['oldest_word_s'])} old"
-        f"  {printable(snapshot['state'])}",
+        f"  {printable(snapshot['state'])}{_predicted_by(snapshot)}",
         style="default",
     )
     head = [title, *(Text(printable(note), style=MISSED) for note in snapshot["notes"])]
@@ -238,6 +238,11 @@ def _head(snapshot: Row, width: int) -> list[Text]:
     if window["rounds"]:
         head.append(_attainment(window))
     return [clipped(line, width) for line in head]
+
+
+def _predicted_by(snapshot: Row) -> str:
+    name = snapshot["performance_model"]
+    return f"  times of {printable(name)}" if name else ""
 
 
 def _refused(window: Row) -> str:

@@ -24,6 +24,7 @@ from ampd.state.schema import (
     QUEUE_GRACE_MS,
     QUEUE_TTL_S,
     REFUSED_S,
+    REQUEST_TTL_S,
     Schema,
     ms,
 )
@@ -33,6 +34,7 @@ from ampd.state.store import (
     Heard,
     Leadership,
     Overview,
+    ResentRequestError,
     RoleAssigned,
     RouteOutcome,
     RouteWrite,
@@ -166,6 +168,7 @@ class StateStore:
         Raises:
             TooManySessionsError: the session is new, and would be one too many.
             FatalRequestError: two workers or more died under the prompt, the last one a short time ago.
+            ResentRequestError: another coordinator had the request before.
         """
         schema = self._schema
         session, queue = schema.session(write.session_id), schema.queue(write.queue_worker_id)
@@ -179,6 +182,7 @@ class StateStore:
                 schema.live_of(tenant),
                 schema.tenant_of(write.session_id),
                 schema.refused(write.prompt_digest),
+                schema.request(write.request_id),
             ],
             [
                 write.worker_id,
@@ -195,6 +199,8 @@ class StateStore:
                 limits.per_tenant,
                 tenant if write.tenant else "",
                 ms(ENDING_TTL_S) if write.ends_session else "",
+                write.asker,
+                ms(REQUEST_TTL_S),
             ],
         )
         match answer:
@@ -204,6 +210,8 @@ class StateStore:
                 raise TooManySessionsError("tenant", limits.per_tenant)
             case [-3, int(deaths), *_]:
                 raise FatalRequestError(deaths)
+            case [-4, *_]:
+                raise ResentRequestError
         return _outcome(write.session_id, answer)
 
     async def record_death(self, prompt_digest: str, death: str) -> int:

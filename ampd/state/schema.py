@@ -33,6 +33,7 @@ REFUSED_S = 10.0
 Short at first, because rounds that ran beside a deadly one are refused too."""
 
 FATAL_DEATHS = 2
+REQUEST_TTL_S = 60.0
 """Deaths under a prompt after which it is refused. One may be a coincidence, and the prompt is tried once more."""
 
 QUEUE_GRACE_MS = int(QUEUE_GRACE_S * 1000)
@@ -77,6 +78,10 @@ class Schema:
     def refused(self, prompt_digest: str) -> str:
         """How many workers died while they ran a prompt that is not tried for now."""
         return self.prefix + "refused:" + prompt_digest
+
+    def request(self, request_id: str) -> str:
+        """The coordinator that placed a client's request last."""
+        return self.prefix + "request:" + request_id
 
     def role(self, worker_id: str) -> str:
         return self.prefix + "role:" + worker_id

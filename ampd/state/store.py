@@ -30,6 +30,13 @@ class StateRefusedError(StateUnavailableError):
     """The store answers but refuses the command: its memory is full, it is a replica, or a right is missing."""
 
 
+class ResentRequestError(Exception):
+    """A round was not written, because another coordinator had it before: its frontend has lost that one's worker.
+
+    The next write of the same coordinator is made.
+    """
+
+
 class FatalRequestError(Exception):
     """A round was refused, because workers died lately while they ran its prompt.
 
@@ -94,6 +101,7 @@ class RouteWrite:
         tenant: of the session, for the count of live sessions.
         ends_session: the session has no further round, so that its binding outlives this write by seconds only.
         prompt_digest: names the prompt among those under which workers died.
+        request_id: of the client's request; asker: the coordinator. Another asker before means that a worker was lost.
     """
 
     session_id: str
@@ -104,6 +112,8 @@ class RouteWrite:
     tenant: str = ""
     ends_session: bool = False
     prompt_digest: str = ""
+    request_id: str = ""
+    asker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

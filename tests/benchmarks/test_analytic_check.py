@@ -33,5 +33,5 @@ def test_the_kept_rows_are_of_the_model_as_it_is() -> None:
 def test_the_worst_rows_come_first() -> None:
     near = {"model": "a", "gpu": "h200", "tp": "1", "what": "step 1 x 1", "ratio": "1.20"}
     far = near | {"model": "b", "ratio": "0.50"}
-    lines = table([near, far, far | {"ratio": "1.10"}]).splitlines()
-    assert lines[2:] == ["| b | h200 | 1 | - | 0.50 to 1.10 |", "| a | h200 | 1 | - | 1.20 to 1.20 |"]
+    lines = table([near, far, far | {"ratio": "1.10"}, far | {"gpu": "h100", "ratio": "1.0"}]).splitlines()
+    assert lines[2:] == ["| b | h200 | 1 | - | 0.50 to 1.10 | 1.30 |", "| a | h200 | 1 | - | 1.20 to 1.20 | 1.20 |"]

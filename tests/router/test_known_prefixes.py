@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ampd.keys import page_keys
 from ampd.serving.shared_prefixes import prefix_key
-from router.known_prefixes import KnownPrefixes
+from router.prompt_history import KnownPrefixes
 from router.session_memory import pack_tokens
 
 PAGE = 16

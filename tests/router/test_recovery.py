@@ -248,3 +248,18 @@ def breaking(chunk: dict[str, Any]) -> Callable[..., Awaitable[AsyncIterator[dic
         return stream()
 
     return generate
+
+
+async def test_another_coordinator_waits_with_a_request_until_the_death_of_its_worker_is_counted() -> None:
+    state = await cluster(*(worker(f"d{number}") for number in range(4)))
+    async with Replica(state, retries=0) as first, Replica(state) as second:
+        for replica in (first, second):
+            replica.workers.fail |= {("generate", f"d{number}"): 0 for number in range(4)}
+        frontend = first.frontend("s")
+        with pytest.raises(RoundRefusedError, match="1 workers failed this round"):
+            await frontend.serve(lambda _: None)
+        again = second.frontend("s")
+        again._id = frontend._id
+        with pytest.raises(RoundRefusedError, match="workers died 2 times while they ran this request"):
+            await again.serve(lambda _: None)
+        assert second.store.round_trips.calls["route"] == 3, "one that another coordinator had, one that is made"

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from router.request import parse_round
+from router.request import parse_round, unserved_option
 from router.round_errors import RoundRefusedError
 from router.targets import TargetLimits
-from router.unserved_options import unserved_option
 
 
 @pytest.mark.parametrize(

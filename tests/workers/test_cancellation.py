@@ -9,7 +9,7 @@ import pytest
 
 from ampd.handler_stream import HandlerStream
 from tests.virtual_time import run_virtually
-from workers.cancellation import StopSignal, send_until_stopped
+from workers.client_rounds import StopSignal, send_until_stopped
 
 
 def until_stopped(source: AsyncGenerator[int, None], signal: StopSignal) -> HandlerStream[int]:

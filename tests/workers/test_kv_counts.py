@@ -1,7 +1,7 @@
 """Where the KV of the last minute came from: added up, and forgotten after a minute."""
 
 from ampd.types import KvWindow
-from workers.kv_counts import KvCounts
+from workers.worker_view import KvCounts
 
 
 class Clock:

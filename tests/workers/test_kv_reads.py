@@ -17,8 +17,8 @@ from ampd.perf.presets import analytic_model
 from ampd.serving import kv_tiers
 from ampd.types import Parallelism
 from workers.kv.exchange import KvFetch
-from workers.kv_reads import KvReads
 from workers.round_progress import RoundProgress, RoundPrompt
+from workers.round_service import KvReads
 
 FETCHED = KvFetch(tokens=1)
 

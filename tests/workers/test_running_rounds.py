@@ -1,5 +1,5 @@
 from ampd.types import RunningRound
-from workers.running_rounds import RunningRounds
+from workers.slices import RunningRounds
 
 
 async def test_choices_of_a_round_are_one_round() -> None:

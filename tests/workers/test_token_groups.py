@@ -22,9 +22,9 @@ from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
 from tests.workers.slices_lab import message, out
 from workers.call_guard import CallGuard
+from workers.client_stream import MOST_HELD_S, grouped
 from workers.component import Worker
 from workers.settings import WorkerSettings
-from workers.token_groups import MOST_HELD_S, grouped
 from workers.worker_recorder import WorkerRecorder
 
 ITL_S = 0.1

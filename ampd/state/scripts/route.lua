@@ -1,16 +1,24 @@
 -- Write or refresh a session's binding, enter the prefill in a worker's queue and publish the event; or change nothing.
 -- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
 -- KEYS: session, queue, live sessions of the graph, live sessions of the tenant, tenant of the session, whether the
---   prompt is refused
+--   prompt is refused, coordinator that had the request last
 -- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, worker of the queue, queue TTL ms,
 --   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant,
 --   name of the tenant in live sessions ('': that of sessions without a tenant), TTL ms of the binding if the round ends
---   its session ('': it does not)
+--   its session ('': it does not), coordinator ('': the request has no id), TTL ms of its name
 -- Returns {1 if accepted, epoch, worker id} of the binding that holds; {-1, 0, ''} or {-2, 0, ''} if the session is new
--- and the graph or the tenant has its most sessions; {-3, deaths, ''} if workers died under the prompt.
+-- and the graph or the tenant has its most sessions; {-3, deaths, ''} if workers died under the prompt;
+-- {-4, 0, ''} if another coordinator had the request before.
 local deaths = redis.call('GET', KEYS[6])
 if deaths then
   return {-3, tonumber(deaths), ''}
+end
+if ARGV[15] ~= '' then
+  local asker = redis.call('GET', KEYS[7])
+  redis.call('SET', KEYS[7], ARGV[15], 'PX', ARGV[16])
+  if asker and asker ~= ARGV[15] then
+    return {-4, 0, ''}
+  end
 end
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from ampd.cli.top import snapshot_of
-from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.state.store import Heard, Overview
 from ampd.telemetry.metrics import names
 from ampd.telemetry.windows import latency_counts
@@ -35,7 +35,7 @@ def snapshot(
     coordinators: list[CoordinatorView],
     age_s: float = 0.25,
     namespace: str = "ampd",
-    model: PerformanceModel | None = None,
+    model: PiecewiseModel | None = None,
 ) -> dict[str, Any]:
     """The snapshot of these views, all of one age."""
     overview = Overview([Heard(view, age_s) for view in workers], [Heard(view, age_s) for view in coordinators])

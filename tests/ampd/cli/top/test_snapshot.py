@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from ampd.cli.top_screen import as_text
 from ampd.perf.presets import load_performance_model
-from ampd.types import CoordinatorView, KvWindow, Parallelism, Role, ServedWindow, Slo, Window, WorkerView
+from ampd.types import CoordinatorView, Factors, KvWindow, Parallelism, Role, ServedWindow, Slo, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
 OUTCOMES = {"met": 6, "missed-itl": 1, "failed": 1, "abandoned": 2}
@@ -67,6 +68,21 @@ def test_a_queue_is_predicted_by_the_performance_model() -> None:
     assert (row["queue_prefills"], row["queue_tokens"], row["oldest_wait_s"]) == (2, 800, 4.0)
     assert (idle["queue_wait_s"], idle["oldest_wait_s"]) == (0.0, None)
     assert snapshot(views, [])["workers"][0]["queue_wait_s"] is None
+
+
+def test_the_performance_model_is_named_and_its_factors_count() -> None:
+    model, queue = load_performance_model("tiny-cpu"), (task(100, waited_s=1.0),)
+    slow = Parallelism(factors=Factors(prefill=2.5, step=0.8))
+    views = [WorkerView(name, Role.DECODE, theta, queue) for name, theta in (("a", Parallelism()), ("b", slow))]
+    seen = snapshot(views, [], model=model)
+    plain, slowed = seen["workers"]
+    assert seen["performance_model"] == "tiny-cpu"
+    assert slowed["queue_wait_s"] == pytest.approx(2.5 * plain["queue_wait_s"])
+    assert slowed["time_factors"] == {"prefill": 2.5, "step": 0.8, "mixed": 1.0, "read": 1.0, "load": 1.0}
+    shown = as_text(seen, 200)
+    assert "times of tiny-cpu" in shown.splitlines()[0]
+    assert "x2.50" in shown
+    assert "times of" not in as_text(snapshot(views, []), 200)
 
 
 def test_a_parallelism_that_the_model_lacks_is_noted_once() -> None:
