@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,13 +19,14 @@ import workers.round_ends
 from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.round_end import Running
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
-from ampd.types import CoordinatorView, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Parallelism, Role, Slo, WorkerView
 from benchmarks.structure import modules
 from router import round_ends
 from router.coordinator_publisher import CoordinatorViewPublisher
@@ -41,6 +43,7 @@ from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
 from workers.session_releaser import SessionReleaser
+from workers.wrong_times import warn_of_wrong_times
 
 LEASE_S = 60.0
 _ROOT = Path(__file__).parents[2]
@@ -336,6 +339,25 @@ async def test_the_channel_to_the_engine_reads_on() -> None:
     engine.close(0)
     context.term()
     await links.close()
+
+
+@breaks("wrong-times")
+@virtually
+async def test_times_are_looked_at_again() -> None:
+    looks: list[float] = []
+    look = FailsOnce(looks.append)
+    look.is_armed = True
+
+    async def sleep(delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        look(delay_s)
+
+    times = CorrectedModel(load_performance_model("tiny-cpu"), Parallelism())
+    settings: Any = None
+    task = SupervisedTask("wrong-times", partial(warn_of_wrong_times, times, settings, sleep))
+    task.start()
+    await until(lambda: looks)
+    await task.stop()
 
 
 def test_no_task_is_forgotten() -> None:
