@@ -121,7 +121,7 @@ _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
     (CoordinatorSettings, "--model /m --ttft 2 --itl 0.1 --routing predictive(overlap=1) --retries 3 --lease-s=5"),
     (
         WorkerSettings,
-        "--role decode --engine modelled --model /m --tp 2 --ordering on-time --slicing slack(quantum=0.2)",
+        "--role decode --engine modelled --model /m --tp 2 --ordering on-time --slicing slack",
     ),
     (
         ServeSettings,
@@ -145,7 +145,7 @@ _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
     ),
 )
 _POLICIES = (
-    ("routing", "ampd(alpha=0.7,beta=0.5)"), ("ordering", "ampd(window=8)"), ("slicing", "slack(quantum=0.15)"),
+    ("routing", "ampd(alpha=0.7,beta=0.5)"), ("ordering", "ampd(window=8)"), ("slicing", "slack"),
     ("pools", "predictive"), ("binding", "least-kv"), ("routing", "threshold(tokens=512)"),
 )  # fmt: skip
 _URLS = (

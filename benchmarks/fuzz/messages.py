@@ -101,7 +101,7 @@ _EVENTS = (
 )  # fmt: skip
 _MOST_WORKERS = 20
 _REPORT: dict[str, Any] = {
-    **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes", "slices"), 160),
+    **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes"), 160),
     **dict.fromkeys(("queued_s", "prefill_s", "kv_read_s", "reload_s"), 0.5),
     "hit_tokens": {"device": 80, "peer": 80}, "decode_batch": 3, "decode_context_tokens": 5000, "kv_read_error": "gone",
 }  # fmt: skip
