@@ -286,6 +286,12 @@ class PlanSettings(CaseSettings):
     attainment: float = Field(
         ATTAINMENT, gt=0, le=1, description="Share of rounds within both targets that carries a rate."
     )
+    fail_under: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Exit code 1 if a smaller share of the rounds is within both targets.",
+    )
     budget_s: float = Field(
         BUDGET_S,
         ge=0,
@@ -305,6 +311,7 @@ class PlanSettings(CaseSettings):
     output_manifest: Path | None = Field(
         None, description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder."
     )
+    force: bool = Field(False, description="Write the manifest of a layout that misses the rate, too.")
     manifest_layout: int = Field(1, ge=1, description="Layout to write: 1 is the best.")
     manifest_model_path: str | None = Field(
         None, description="Folder of the model in the containers, on the volume at /models; default: /models/NAME."

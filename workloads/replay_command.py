@@ -38,7 +38,7 @@ from workloads.endpoint import (
     synthetic_token_ids,
     synthetic_words,
 )
-from workloads.results import PromptTokens, RoundRecord, format_result, summarise
+from workloads.results import PromptTokens, RoundRecord, format_result, require_attainment, summarise
 from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one
@@ -251,6 +251,9 @@ class ReplaySettings(Settings):
     api_key: CliSuppress[str | None] = Field(None, description="Sent as a bearer token.")
     ttft: float | None = Field(None, gt=0, description="TTFT target of a round in seconds.")
     itl: float | None = Field(None, gt=0, description="ITL target of a round in seconds.")
+    fail_under: float | None = Field(
+        None, gt=0, le=1, description="Exit code 1 if a smaller share of the rounds is within both targets."
+    )
     rate: float | None = Field(
         None, description="Replace the arrivals by a Poisson process of this many sessions per second."
     )
@@ -268,6 +271,8 @@ class ReplaySettings(Settings):
     def _both_targets(self) -> ReplaySettings:
         if (self.ttft is None) is not (self.itl is None):
             raise ValueError("--ttft and --itl go together: give both or none")
+        if self.fail_under is not None and self.ttft is None:
+            raise ValueError("--fail-under needs the targets: give --ttft and --itl")
         return self
 
     @property
@@ -280,7 +285,7 @@ def run(argv: Sequence[str]) -> int:
 
     Raises:
         UserError: wrong flags, a malformed trace, a URL that does not answer.
-        RunError: the endpoint understands none of our requests.
+        RunError: the endpoint understands none of our requests, or the attainment is less than `--fail-under`.
     """
     settings = parse_settings(ReplaySettings, argv, PROG)
     sessions = retime(load_trace(settings.trace, settings.limit), settings.rate, settings.seed, settings.limit)
@@ -299,6 +304,7 @@ def run(argv: Sequence[str]) -> int:
         write_report(settings.report, result, done.records)
     if done.stopped:
         return _INTERRUPTED
+    require_attainment(result["attainment"]["rounds"], settings.fail_under, PROG)
     return 1 if result["errors"] and not result["rounds"] else 0
 
 
