@@ -271,8 +271,6 @@ class ReplaySettings(Settings):
     def _both_targets(self) -> ReplaySettings:
         if (self.ttft is None) is not (self.itl is None):
             raise ValueError("--ttft and --itl go together: give both or none")
-        if self.fail_under is not None and self.ttft is None:
-            raise ValueError("--fail-under needs the targets: give --ttft and --itl")
         return self
 
     @property
@@ -288,6 +286,8 @@ def run(argv: Sequence[str]) -> int:
         RunError: the endpoint understands none of our requests, or the attainment is less than `--fail-under`.
     """
     settings = parse_settings(ReplaySettings, argv, PROG)
+    if settings.fail_under is not None and settings.slo is None:
+        raise UserError(f"{PROG}: --fail-under needs the targets: give --ttft and --itl")
     sessions = retime(load_trace(settings.trace, settings.limit), settings.rate, settings.seed, settings.limit)
     check_writable(settings.json_file, settings.report)
     _check_text(sessions, settings)
