@@ -26,7 +26,7 @@ from pydantic_settings import (
 )
 
 from ampd.documents import first_problem
-from ampd.errors import UserError, one_line_of
+from ampd.errors import UserError, did_you_mean, one_line_of
 from ampd.types import Slo
 
 PREFIX = "AMPD_"
@@ -35,6 +35,9 @@ DYNAMO_PREFIX = "DYN_"
 _DEFAULT = " (default: "
 _NO_VALUES = ("None)", ")")
 """Defaults that help does not show. Where one means something, the field's description says what."""
+
+_UNKNOWN_FLAG = "unrecognized arguments: "
+"""The beginning of argparse's message."""
 
 _PASSWORD = re.compile(r"://[^\s/@]*:\S*@|[?&]\w*password=")
 """A part of a URL that has a password."""
@@ -143,7 +146,8 @@ def run_subcommand(
         return 0
     if not argv or argv[0] not in commands:
         given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
-        raise UserError(f"{prog}: {given}; known: {', '.join(commands)}")
+        known = ", ".join(commands) + (did_you_mean(argv[0], commands) if argv else "")
+        raise UserError(f"{prog}: {given}; known: {known}")
     commands[argv[0]](argv[1:])
     return 0
 
@@ -231,7 +235,9 @@ class _Parser(argparse.ArgumentParser):
             return ()
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")
+        flag = message.removeprefix(_UNKNOWN_FLAG).partition("=")[0].split(" ")[0]
+        similar = did_you_mean(flag, self._option_string_actions) if message.startswith(_UNKNOWN_FLAG) else ""
+        raise UserError(f"{self.prog}: {message} (see {self.prog} --help){similar}")
 
 
 # -- Settings that all processes of a graph share

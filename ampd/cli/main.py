@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import version
 
 from ampd import compiled
-from ampd.errors import UserError, guarded
+from ampd.errors import UserError, did_you_mean, guarded
 
 COMMANDS = {
     "serve": ("ampd.cli.serve.command", "start the whole graph on this machine"),
@@ -43,7 +43,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"ampd {version('ampd')}, simulator: {compiled.state()}")
         return 0
     if name not in COMMANDS:
-        raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}")
+        raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}")
     command: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
     return command(rest)
 

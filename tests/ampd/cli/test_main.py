@@ -6,6 +6,39 @@ from ampd.cli.main import main
 from ampd.errors import RunError, UserError, guarded
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("serv", "serve"),
+        ("trace convrt", "convert"),
+        ("session shwo", "show"),
+        ("trace stats coding-agent", "coding-agents"),
+        ("simulate coding-agents --model qwen3-23b --gpu h200", "qwen3-32b"),
+        ("simulate coding-agents --model qwen3-32b --gpu h2000", "h200"),
+        ("simulate coding-agents --model qwen3-32b --gpu h200 --routing predictiv", "predictive"),
+        ("simulate coding-agents --model qwen3-32b --gpu h200 --routing ampd(alfa=1)", "alpha"),
+        ("simulate coding-agents --perf tinycpu", "tiny-cpu"),
+        ("trace convert moonkake . out", "mooncake"),
+        ("trace generate toolbnch --output out", "toolbench"),
+        ("serve --prefil 2", "--prefill"),
+        ("serve --prefil=2", "--prefill"),
+    ],
+)
+def test_a_misspelt_name_gets_the_one_that_was_meant(
+    words: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = words.split()
+    argv += ["--decode", "1xTP1", "--prefill", "1xTP1"] if argv[0] == "simulate" else []
+    assert main(argv) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"; did you mean {meant!r}?")
+
+
+def test_a_name_like_no_other_gets_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["xyz"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
 def _raise(error: BaseException) -> Callable[[], int]:
     def body() -> int:
         raise error
