@@ -59,8 +59,9 @@ def guarded(body: Callable[[], int]) -> int:
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The end of a line about an unknown name: the known one that it is most like, if there is such a one."""
-    found = get_close_matches(given.lower(), known, 1)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    names = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), names, 1)
+    return f"; did you mean {names[found[0]]!r}?" if found else ""
 
 
 def without_credentials(text: str) -> str:

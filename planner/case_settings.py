@@ -141,6 +141,7 @@ class CaseSettings(Settings):
     """A workload on a kind of hardware."""
 
     known_names: ClassVar = {**registry.NAMES, "perf": profile_names, "trace": shipped_traces}
+    topics: ClassVar = {"model": "model, GPU and memory", "limit": "load and targets", "as_json": "output"}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     model: str | None = Field(
@@ -276,6 +277,13 @@ def provenance_of(model: PiecewiseModel) -> dict[str, Any]:
 
 class PlanSettings(CaseSettings):
     """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
+
+    topics: ClassVar = {
+        "gpus": "search",
+        "routing": "policies",
+        "jobs": "processes and results",
+        "output_manifest": "Kubernetes",
+    }
 
     gpus: int = Field(ge=1, le=1_000_000, description="GPUs of the cluster.")
     rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")

@@ -243,6 +243,7 @@ class ReplaySettings(Settings):
     """Replay a trace of agent sessions against an OpenAI endpoint."""
 
     known_names: ClassVar = {"trace": shipped_traces}
+    topics: ClassVar = {"url": "endpoint", "ttft": "targets", "rate": "load", "json_file": "results"}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     url: str = Field("http://127.0.0.1:8000", description="The endpoint, with or without /v1.")
