@@ -98,7 +98,6 @@ class Measures:
         cached_tokens: prompt tokens that the prefill did not compute.
         hit_tokens: where their KV was when it began: `device`, `store`, `peer`; `recomputed`: tokens of the history
             whose KV was in none of them, those included that had been evicted before.
-        slices: parts in which the prefill ran, with the work of others between them.
         kv_read_tokens_history: KV that the prefilling worker read from the owner of the session;
             `kv_read_tokens_increment`: the other way. Tries that failed count too.
         kv_reload_s: time of copies from KV stores to devices, of both workers, as far as their engines measure it.
@@ -108,7 +107,6 @@ class Measures:
     prefill_s: float = 0.0
     cached_tokens: int = 0
     hit_tokens: dict[str, int] = field(default_factory=dict)
-    slices: int = 1
     kv_read_tokens_history: int = 0
     kv_read_bytes_history: int = 0
     kv_read_s_history: float = 0.0
@@ -121,7 +119,6 @@ class Measures:
         """The report of the worker that ran the prefill."""
         self.queued_s, self.prefill_s = report["queued_s"], report["prefill_s"]
         self.cached_tokens, self.hit_tokens = report["cached_tokens"], report.get("hit_tokens", {})
-        self.slices = report.get("slices", 1)
         self.kv_read_tokens_history += report["kv_read_tokens"]
         self.kv_read_bytes_history += report["kv_read_bytes"]
         self.kv_read_s_history += report["kv_read_s"]

@@ -165,7 +165,6 @@ class RoundReport(TypedDict):
         hit_tokens: where their KV was: `device`, `store` (of this worker), `peer` (read for this round). `recomputed`
             are tokens of the history whose KV was in none of them, those included that had been evicted before.
         reload_s: time of the copies from the store to the device; left out if nothing was copied.
-        slices: calls of the engine for the prefill; left out if there was only one.
         decode_batch, decode_context_tokens: the rounds that still decode on this worker.
     """
 
@@ -179,7 +178,6 @@ class RoundReport(TypedDict):
     kv_read_error: NotRequired[Text]
     hit_tokens: NotRequired[dict[str, Count]]
     reload_s: NotRequired[Seconds]
-    slices: NotRequired[Count]
     decode_batch: NotRequired[Count]
     decode_context_tokens: NotRequired[Count]
 

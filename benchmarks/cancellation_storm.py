@@ -226,9 +226,9 @@ async def _start_worker(
         session_ttl_s=TTL_S,
         lease_s=LEASE_S,
     )
-    ordering, slicing = create_named("ordering", defaults.ORDERING), create_named("slicing", defaults.SLICING)
+    ordering = create_named("ordering", defaults.ORDERING)
     times = CorrectedModel(model, Parallelism())
-    parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, times, ordering, slicing)
+    parts = workers.parts[worker_id] = WorkerParts(worker_id, settings, engine, store, times, ordering)
     engine.kv.connect(workers, parts.held)
     await parts.publisher.start()
     stack.push_async_callback(parts.publisher.retire)

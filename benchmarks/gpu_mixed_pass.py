@@ -28,7 +28,6 @@ import torch
 from ampd.perf.gpus import Gpu
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.roofline import Efficiency, analytic_profile, kv_capacity_tokens
-from ampd.policies.passes import mixed_pass_s
 from ampd.types import Parallelism
 from benchmarks.gpu_forward_pass import ATTENTIONS, DEVICE, Part, Rank
 from benchmarks.gpu_model_check import as_graph, fastest, median_s, print_rows
@@ -54,7 +53,7 @@ def rows(dense: DenseModel, tp: int, card: Gpu, deadline_s: float) -> Iterator[d
             continue
         prefill = part(rank, 1, new, history)
         step = replace(part(rank, batch, 1, context - 1), first_kv_token=prefill.kv_tokens)
-        predicted_s = mixed_pass_s(model, [(history, new)], batch, batch * context, theta)
+        predicted_s = model.mixed_pass_s([(history, new)], batch, batch * context, theta)
         two_s = model.prefill_s(history, new, theta) + model.decode_step_s(batch, batch * context, theta)
         measured = times_s(rank, prefill, step)
         apart_s = measured["prefill"] + measured["step"]

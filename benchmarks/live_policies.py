@@ -27,7 +27,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
@@ -110,9 +109,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tp", type=int, default=1, help="degree of the workers (modelled engine)")
     parser.add_argument("--layouts", type=_layouts, default="1+1,1+2", help="prefill+decode workers, comma-separated")
     parser.add_argument("--contestants", type=_contestants, default=list(CONTESTANTS), help="labels, separated by ;")
-    parser.add_argument(
-        "--shared-passes", action="store_true", help="the engines share passes, and ours slices with mixes=true"
-    )
     parser.add_argument("--trace", default="tau-bench-airline")
     parser.add_argument("--sessions", type=int, default=12)
     parser.add_argument("--rate", type=float, default=0.25, help="Poisson sessions per second")
@@ -129,9 +125,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--ttft and --itl belong together: give both or none")
     if (options.model is None) is not (options.gpu is None):
         parser.error("--model and --gpu belong together: give both or none")
-    pausing = [label for label in options.contestants if CONTESTANTS[label].slicing != "slack"]
-    if options.shared_passes and pausing:
-        parser.error(f"--shared-passes needs contestants that slice with slack, not {pausing[0]!r}")
     if options.engine == "sglang" and (options.model or options.slow_down != 1.0):
         parser.error("--model, --gpu and --slow-down need --engine modelled")
     return options
@@ -212,8 +205,6 @@ class Bench:
         self._trace = folder / "trace.jsonl"
         write_trace(sessions, self._trace)
         self._contestants = [CONTESTANTS[label] for label in options.contestants]
-        if options.shared_passes:
-            self._contestants = [replace(each, slicing="slack(mixes=true)") for each in self._contestants]
 
     def contest(self, prefill: int, decode: int) -> list[dict[str, Any]]:
         """All contestants in one layout: a row for each."""
@@ -248,8 +239,7 @@ class Bench:
     def _graph(self, prefill: int, decode: int) -> Iterator[Callable[[Contestant, Path], dict[str, Any]]]:
         """A running graph; gives how to replay a trace on it with a contestant's policies."""
         options, file = self._options, self._folder / f"switch-{prefill}-{decode}.json"
-        shares_passes = options.shared_passes
-        flags = switched_flags(file, shares_passes=shares_passes)
+        flags = switched_flags(file)
         switch(file, _policies(_CALIBRATING), prefill, self.slo)
         serve = ["--engine", options.engine, "--port", "0", "--perf", self._perf, "--tp", str(options.tp)]
         logs = self._folder / f"logs-{prefill}-{decode}"
@@ -267,13 +257,7 @@ class Bench:
                 switch(file, _policies(_CALIBRATING), own_prefill, self.slo)
                 time.sleep(WINDOW_S + 1.0)
                 _await_roles(logs, own_prefill)
-                switch(
-                    file,
-                    _policies(contestant),
-                    own_prefill,
-                    self.slo,
-                    shares_passes=shares_passes,
-                )
+                switch(file, _policies(contestant), own_prefill, self.slo)
                 before = scrape(logs).total(names.ROLE_ASSIGNMENTS)
                 result = self._replay(url, trace)
                 return result | {"role_changes": scrape(logs).total(names.ROLE_ASSIGNMENTS) - before}
@@ -339,7 +323,6 @@ class Bench:
             "routed_alike": statistics.median(equal_share(routes, run) for run in live_routes),
             "routed_alike_live": statistics.median(pairs) if pairs else None,
             "reasons": Counter(record["decision"].get("reason") for run in live for record in run["records"]),
-            "sliced_rounds": sum(record["decision"].get("slices", 1) > 1 for run in live for record in run["records"]),
             "errors": sum(run["errors"] for run in live),
             "load_before": [run["load_before"] for run in live],
         }

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from ampd.errors import UserError
 from ampd.policies.base import (
     BindingPolicy,
     BindingSituation,
@@ -29,11 +28,10 @@ from ampd.policies.base import (
     RoleChange,
     RoutingPolicy,
     RoutingSituation,
-    Slice,
     SlicingPolicy,
     SlicingSituation,
 )
-from ampd.policies.registry import KINDS, MODULES_VARIABLE, SLICING, Kind, Policy, create_named
+from ampd.policies.registry import KINDS, MODULES_VARIABLE, Kind, Policy, create_named
 from ampd.types import Role, RouteDecision, Slo, WorkerView
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -44,22 +42,13 @@ def switch(
     policies: Mapping[Kind, str],
     prefill: int,
     slo: Slo,
-    *,
-    shares_passes: bool = False,
 ) -> None:
     """Name the policies that hold from now on.
 
     Args:
         prefill: with static pools the graph goes back to this many prefill workers.
         slo: what pools policies are told instead of the graph's default targets.
-        shares_passes: whether the graph's engines share passes.
-
-    Raises:
-        UserError: the slicing shares passes, which the engines cannot begin to do while they run.
     """
-    slicing = policies.get("slicing")
-    if slicing and not shares_passes and SLICING.create_named(slicing).shares_passes:
-        raise UserError(f"slicing {slicing}: running engines cannot begin to share passes; use `ampd serve --slicing`")
     draft = file.with_suffix(".draft")
     content = dict(policies) | {"prefill": prefill, "slo": [slo.ttft_s, slo.itl_s]}
     draft.write_text(json.dumps(content), encoding="utf-8")
@@ -72,10 +61,9 @@ def switched_environment() -> dict[str, str]:
     return os.environ | {MODULES_VARIABLE: "benchmarks.switched_registered", "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def switched_flags(file: Path, *, shares_passes: bool = False) -> list[str]:
-    """Flags of `ampd serve` for a graph whose policies are all switched. Its engines share passes, or not, for good."""
-    shares = {kind: ",shares=true" if shares_passes and kind == "slicing" else "" for kind in KINDS}
-    return [word for kind in KINDS for word in (f"--{kind}", f"switched(file={file}{shares[kind]})")]
+def switched_flags(file: Path) -> list[str]:
+    """Flags of `ampd serve` for a graph whose policies are all switched."""
+    return [word for kind in KINDS for word in (f"--{kind}", f"switched(file={file})")]
 
 
 class _Switched(Policy):
@@ -122,18 +110,8 @@ class SwitchedOrdering(_Switched):
 class SwitchedSlicing(_Switched):
     """The slicing that the file names."""
 
-    shares: bool = Field(False, description="The engine shares passes, whatever slicing the file names.")
-
-    @property
-    def shares_passes(self) -> bool:
-        return self.shares
-
-    def turn(self, situation: SlicingSituation) -> int:
-        """Its turn."""
-        return cast(SlicingPolicy, self._now("slicing")).turn(situation)
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        """Its slice."""
+    def slice(self, situation: SlicingSituation) -> int:
+        """Its size of the next pass."""
         return cast(SlicingPolicy, self._now("slicing")).slice(situation)
 
 

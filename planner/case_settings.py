@@ -310,7 +310,7 @@ class PlanSettings(CaseSettings):
     top: int = Field(3, ge=1, le=50, description="Layouts to show, best first.")
     routing: str = Field(defaults.ROUTING, description="Routing policy of the simulations.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
-    slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
+    slicing: str = Field(defaults.SLICING, description="What an engine computes next.")
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     gpu_price: float | None = Field(
         None, gt=0, description="Price of a GPU for an hour, in any currency: layouts get prices."

@@ -16,7 +16,6 @@ from typing import Any
 from ampd.documents import check_writable
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.policies.expectations import disagreement
 from ampd.policies.registry import create_named
 from ampd.reports import format_number, format_share
 from ampd.settings import parse_settings
@@ -56,8 +55,6 @@ def run(argv: Sequence[str]) -> int:
     settings = parse_settings(PlanSettings, argv, PROG)
     for kind in ("routing", "ordering", "slicing"):
         create_named(kind, getattr(settings, kind))
-    if warning := disagreement(settings.routing, settings.ordering):
-        print(f"{PROG}: {warning}", file=sys.stderr)
     check_writable(settings.report)
     check_flags(settings)
     model = settings.performance_model()

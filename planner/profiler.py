@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ampd.errors import RunError, UserError
-from ampd.perf.fit import fit_decode, fit_prefill, fit_transfer
+from ampd.perf.fit import fit_decode, fit_mixed, fit_prefill, fit_transfer
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import ParallelismCurves, PerformanceProfile, Provenance
 from ampd.types import Parallelism
@@ -37,14 +37,16 @@ class Grid:
         prefill: (history, increment) in tokens.
         decode: (sequences, context of each in tokens).
         transfer: tokens.
+        mixed: (sequences, context of each, increment) of passes that prefill beside a decode batch.
     """
 
     prefill: tuple[tuple[int, int], ...]
     decode: tuple[tuple[int, int], ...]
     transfer: tuple[int, ...]
+    mixed: tuple[tuple[int, int, int], ...] = ()
 
     def __len__(self) -> int:
-        return len(self.prefill) + len(self.decode) + len(self.transfer)
+        return len(self.prefill) + len(self.decode) + len(self.transfer) + len(self.mixed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,12 @@ _MOVES = {
     Density.NORMAL: (16, 64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 16_384),
     Density.FULL: (16, 32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192, 16_384, 32_768, 65_536),
 }
+_MIXED = {
+    Density.QUICK: ((2, 4), (64, 256)),
+    Density.NORMAL: ((4, 16, 64), (128, 512)),
+    Density.FULL: ((4, 16, 64, 128), (128, 512, 1024)),
+}
+"""Sequences that decode, and increments beside them."""
 _DECODED_TOKENS = 64
 """Room for the tokens that a decode batch generates behind its contexts."""
 _MEMORY_SHARE = 0.5
@@ -108,13 +116,22 @@ def grid_of(density: Density, limits: Limits, max_tokens: int | None = None) -> 
         if context + _DECODED_TOKENS <= longest
         and batch * (context + _DECODED_TOKENS) <= _MEMORY_SHARE * limits.kv_capacity_tokens
     )
+    batches, increments = _MIXED[density]
+    mixed = tuple(
+        (batch, context, incr)
+        for batch, context in decode
+        for incr in increments
+        if batch in batches
+        and incr <= longest
+        and batch * (context + _DECODED_TOKENS) + incr <= _MEMORY_SHARE * limits.kv_capacity_tokens
+    )
     transfer = tuple(tokens for tokens in _MOVES[density] if page <= tokens <= longest)
     if not (prefill and decode and transfer):
         raise UserError(
             f"the grid is empty: contexts up to {longest} tokens remain; give the engine a longer context, more KV "
             "memory, or a higher --max-tokens"
         )
-    return Grid(prefill, decode, transfer)
+    return Grid(prefill, decode, transfer, mixed)
 
 
 def split(points: Sequence[Point], share: float, seed: int) -> tuple[list[Point], list[Point]]:
@@ -141,6 +158,10 @@ class Probe(Protocol):
         """Time of a decode step of `batch` sequences of `context_tokens` each."""
         ...
 
+    async def mixed_pass_s(self, batch: int, context_tokens: int, incr_tokens: int) -> float | None:
+        """Time of a pass that prefills `incr_tokens` and is a step of `batch` sequences of `context_tokens` each."""
+        ...
+
     async def transfer_s(self, tokens: int) -> float | None:
         """Time to read the KV of `tokens` from another engine."""
         ...
@@ -154,12 +175,14 @@ class Points:
         prefill: (history, increment, seconds).
         decode: (sequences, tokens of all their contexts, seconds of a step).
         transfer: (tokens, seconds).
+        mixed: (sequences, tokens of all their contexts, increment, seconds).
         discarded: measurements of points that the engine did not run as asked.
     """
 
     prefill: list[tuple[int, int, float]]
     decode: list[tuple[int, int, float]]
     transfer: list[tuple[int, float]]
+    mixed: list[tuple[int, int, int, float]] = field(default_factory=list)
     discarded: int = 0
 
 
@@ -172,6 +195,7 @@ async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: C
         *((("prefill", *point), partial(probe.prefill_s, *point)) for point in grid.prefill),
         *((("decode", *point), partial(probe.decode_step_s, *point)) for point in grid.decode),
         *((("transfer", tokens), partial(probe.transfer_s, tokens)) for tokens in grid.transfer),
+        *((("mixed", *point), partial(probe.mixed_pass_s, *point)) for point in grid.mixed),
     ]
     seen: dict[Any, list[float]] = {key: [] for key, _ in tasks}
     discarded, rng = 0, random.Random(seed)
@@ -200,6 +224,9 @@ def _medians(grid: Grid, seen: dict[Any, list[float]], discarded: int) -> Points
     for tokens in grid.transfer:
         if values := seen["transfer", tokens]:
             points.transfer.append((tokens, statistics.median(values)))
+    for batch, context, incr in grid.mixed:
+        if values := seen["mixed", batch, context, incr]:
+            points.mixed.append((batch, batch * context, incr, statistics.median(values)))
     return points
 
 
@@ -218,6 +245,7 @@ def fit_profile(
     kv_capacity_tokens: int | None = None,
     kv_bytes_per_token: int | None = None,
     max_context_tokens: int | None = None,
+    attention_backend: str = "",
 ) -> PerformanceProfile:
     """Fit all curves. `fit_error` of the provenance has the mean and the largest relative error on held-out points.
 
@@ -241,6 +269,10 @@ def fit_profile(
         kv_bytes_per_token=kv_bytes_per_token,
         max_context_tokens=max_context_tokens,
     )
+    if len(points.mixed) >= _FEWEST:
+        mixed = {attention_backend: fit_mixed(points.mixed, PiecewiseModel(profile), Parallelism(tp))}
+        workers = tuple(curves.model_copy(update={"mixed_passes": mixed}) for curves in profile.workers)
+        profile = profile.model_copy(update={"workers": workers})
     errors = _errors(PiecewiseModel(profile), Parallelism(tp), held_prefill, held_decode, held_transfer)
     counts = {"prefill": len(held_prefill), "decode": len(held_decode), "kv_transfer": len(held_transfer)}
     about = provenance.assumptions | {f"held_out_{name}": float(count) for name, count in counts.items()}

@@ -281,7 +281,7 @@ _MISSED_HEAD = ("sent at", "session", "round", "missed", "why")
 def _as_recorded(round_: SimulatedRound) -> RoundRecord:
     """The round as a replay would record it, so that both reports find the same causes.
 
-    From the start of its computation to its first token it counts as prefill, with the work of others between slices.
+    From the start of its computation to its first token it counts as prefill, with the work of others between passes.
     """
     queued_s = round_.queued_s
     return RoundRecord(

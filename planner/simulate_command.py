@@ -17,7 +17,6 @@ from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
-from ampd.policies.expectations import disagreement
 from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports import format_share
@@ -69,7 +68,7 @@ class SimulateSettings(CaseSettings):
     binding: str = Field(defaults.BINDING, description="Binding policy.")
     slicing: str = Field(
         defaults.SLICING,
-        description="Slicing policies, comma-separated: how a prefill shares its worker with the batch.",
+        description="Slicing policies, comma-separated: what an engine computes next.",
     )
     pools: str = Field(defaults.POOLS, description="Pools policies, comma-separated: when replicas change their roles.")
     rate: str | None = Field(
@@ -128,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
     check_writable(settings.report, settings.timeline)
     scene, combinations = _scene(settings), _combinations(settings)
     _require_prefill(scene.cluster, combinations)
-    _warn(scene, combinations)
+    _warn(scene)
     keeps = settings.report is not None or settings.timeline is not None
     scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
@@ -153,16 +152,13 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _warn(scene: Scene, combinations: Sequence[Combination]) -> None:
-    """Name the routings that predict their ordering wrongly, each pair once, and the sessions that do not fit."""
+def _warn(scene: Scene) -> None:
+    """Name the sessions that do not fit."""
     cluster = scene.cluster
     capacities = [group.kv_capacity_tokens for group in (*cluster.decode, *cluster.mixed)]
     limit = Limit.of(cluster.max_context_tokens, max(capacities) if all(capacities) else 0)
     if line := misfits(scene.sessions, limit):
         print(f"{PROG}: {line} (give --context, another model, or more GPUs per replica)", file=sys.stderr)
-    pairs = dict.fromkeys((combination.routing, combination.ordering) for combination in combinations)
-    for warning in filter(None, (disagreement(*pair) for pair in pairs)):
-        print(f"{PROG}: {warning}", file=sys.stderr)
 
 
 def run_combination(scene: Scene, combination: Combination) -> SimulationRun:

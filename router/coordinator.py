@@ -49,6 +49,8 @@ from router.worker_deaths import WorkerDeaths
 log = logging.getLogger(__name__)
 
 _SERVER_ERROR = 500
+_MOST_REFUSALS = 4096
+"""Refusals of frames that Dynamo's handler has not sent yet."""
 
 _CONTEXT_MEMORY_BYTES = 256 << 20
 """For the last contexts of sessions, which show rewritten prompts."""
@@ -213,6 +215,8 @@ class Coordinator:
                 if await run.until_answered():
                     return True
         except RoundRefusedError as error:
+            if len(self._refusals) >= _MOST_REFUSALS:
+                del self._refusals[next(iter(self._refusals))]  # nobody has asked for it
             self._refusals[frame.id()] = self._refused(error, trace)
             return False
 

@@ -56,7 +56,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         UserError: the settings name something that is not there, or a shared state that does not answer.
         RunError: the engine does not start or was lost, or the shared state was lost at the start.
     """
-    ordering, slicing = create_named("ordering", settings.ordering), create_named("slicing", settings.slicing)
+    ordering = create_named("ordering", settings.ordering)
     model = performance_model(settings)
     keys = read_secrets(settings.graph_secret_file, PROG)
     path = f"{settings.namespace}.{COMPONENT}"
@@ -67,7 +67,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
             name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
         }
         worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
-        parts = WorkerParts(worker_id, settings, engine, store, model, ordering, slicing)
+        parts = WorkerParts(worker_id, settings, engine, store, model, ordering)
         signer = Signer(keys, f"{COMPONENT}-{worker_id}")
         kv, prefills = await endpoints[KV_ENDPOINT].client(), await endpoints[PREFILL_ENDPOINT].client()
         peers = DynamoPeers(kv, prefills, worker_id, signer)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ampd.perf.corrections import CorrectedModel
-from ampd.policies.base import OrderingPolicy, SlicingPolicy
+from ampd.policies.base import OrderingPolicy
 from ampd.serving.admission import patience_s
 from ampd.state.redis_store import StateStore
 from ampd.telemetry.logs import RoundLog
@@ -22,8 +22,6 @@ from workers.round_log import StepLog
 from workers.round_service import KvReads, RoundService
 from workers.session_releaser import SessionReleaser
 from workers.settings import WorkerSettings
-from workers.slices import RunningRounds, Slicer
-from workers.unfailing import UnfailingSlicing
 from workers.worker_recorder import WorkerRecorder
 from workers.worker_view import KvCounts, WorkerViewReader, WorkerWindows
 
@@ -43,7 +41,6 @@ class WorkerParts:
         store: StateStore,
         model: CorrectedModel,
         ordering: OrderingPolicy,
-        slicing: SlicingPolicy,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
@@ -75,12 +72,10 @@ class WorkerParts:
             on_role=self.role.adopt,
             on_return=self._release_ended,
         )
-        running = RunningRounds(clock)
         steps = StepLog(worker_id, RoundLog(settings.log_rounds))
-        events = RoundEvents(steps, self.recorder, windows, self.changes, running, clock)
-        slicer = Slicer(UnfailingSlicing(slicing), model, engine, running, clock, self.role)
+        events = RoundEvents(steps, self.recorder, windows, self.changes, clock)
         reads = KvReads(engine, model, settings.kv_timeout_s)
-        self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, slicer, reads, clock)
+        self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, reads, clock)
 
     async def _release_ended(self) -> None:
         """Release the sessions that ended while this worker could not be called."""

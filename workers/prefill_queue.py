@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,7 +54,12 @@ class QueuePlace:
             PrefillRefusedError: it has waited in this queue for longer than the queue's patience.
         """
         # Not since its arrival: a round that a lost worker has held up for long would be given up at once.
-        await self._chosen(self._entered_s)
+        task, since_s = self._entry.task, self._entered_s
+        try:
+            async with asyncio.timeout(self._queue.patience_left_s(task, since_s)):
+                await self._turn.wait()
+        except TimeoutError:
+            raise self._queue.given_up(task, since_s) from None
 
     async def slot(self) -> None:
         """Report that the history is here (or will be recomputed) and wait for room in the engine."""
@@ -62,66 +67,18 @@ class QueuePlace:
         self._queue.fetched(self._entry)
         await self._turn.wait()
 
-    def correct(self, task: PrefillTask) -> None:
-        """Replace the task, because its history is now known exactly."""
-        self._queue.correct(self._entry, task)
-
-    async def again(self, task: PrefillTask) -> None:
-        """Give the slot back with a part computed, and wait for the next turn to compute what is left (`task`).
-
-        Raises:
-            PrefillRefusedError: it has waited for this turn for longer than the queue's patience.
-        """
-        self._turn.clear()
-        self._queue.again(self._entry, task)
-        await self._chosen(self._queue.now_s())
-        await self.slot()
-
-    async def pause(self, wait: Awaitable[None]) -> None:
-        """Compute nothing until `wait` is over. A more urgent prefill may take the slot, which this one then awaits.
-
-        Raises:
-            PrefillRefusedError: as for `again`.
-        """
-        self._queue.pause(self._entry)
-        await wait
-        self._turn.clear()
-        if not self._queue.resume(self._entry):
-            await self._chosen(self._queue.now_s())
-            await self.slot()
-
-    def on_last_pass(self) -> Callable[[], None]:
-        """What the engine calls when it begins the last pass of what it computes now: another one may be picked."""
-        queue, entry, picked = self._queue, self._entry, self._entry.picked
-
-        def begun() -> None:
-            # Not for a later turn: an engine in other processes may be late.
-            if entry.picked is picked:
-                queue.ending(entry)
-
-        return begun
+    def passes(self, left_tokens: int, is_last: bool) -> None:
+        """Called when the engine begins a pass over its prefill, as `workers.engines.base.OnPass`."""
+        self._queue.passes(self._entry, left_tokens, is_last=is_last)
 
     @property
     def task(self) -> PrefillTask:
         """What is left of its prefill."""
         return self._entry.task
 
-    @property
-    def pass_tasks(self) -> list[PrefillTask]:
-        """The tasks of all prefills of its pass, itself included; known from `picked` on."""
-        picked = self._entry.picked
-        return picked.tasks if picked is not None else [self._entry.task]
-
     def leave(self) -> None:
         """Give the place and the slot back; any number of times."""
         self._queue.leave(self._entry)
-
-    async def _chosen(self, since_s: float) -> None:
-        try:
-            async with asyncio.timeout(self._queue.patience_left_s(self._entry.task, since_s)):
-                await self._turn.wait()
-        except TimeoutError:
-            raise self._queue.given_up(self._entry.task, since_s) from None
 
     def _wake(self, _entry: QueueEntry) -> None:
         self._turn.set()
@@ -131,8 +88,7 @@ class AsyncPrefillQueue(PrefillQueue):
     """`ampd.serving.prefill_queue.PrefillQueue` on the real clock, entered with a `with` block.
 
     Args:
-        patience_s: how long a prefill waits for its turn before it is given up: since it entered the queue, or since
-            the end of its last slice, because a long prompt may compute for longer than that.
+        patience_s: how long a prefill waits in the queue for its turn before it is given up.
 
     Attributes:
         dropped: prefills that were refused, by the reason in `names.DROPS`.

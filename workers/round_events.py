@@ -11,17 +11,12 @@ from workers.kv.exchange import KvFetch
 from workers.pending_changes import PendingChanges
 from workers.round_log import StepLog
 from workers.round_progress import RoundProgress
-from workers.slices import RunningRounds
 from workers.worker_recorder import WorkerRecorder
 from workers.worker_view import WorkerWindows
 
 
 class RoundEvents:
-    """Observes rounds. No method waits.
-
-    Args:
-        running: the rounds that decode here, which slicing policies read.
-    """
+    """Observes rounds. No method waits."""
 
     def __init__(
         self,
@@ -29,14 +24,12 @@ class RoundEvents:
         recorder: WorkerRecorder,
         windows: WorkerWindows,
         changes: PendingChanges,
-        running: RunningRounds,
         clock: Callable[[], float],
     ) -> None:
         self._steps = steps
         self._recorder = recorder
         self._windows = windows
         self._changes = changes
-        self._running = running
         self._clock = clock
 
     def queued(self, task: PrefillTask, source: str | None, queue_length: int) -> None:
@@ -62,7 +55,7 @@ class RoundEvents:
         now_s, task = self._clock(), progress.task
         progress.prefill_s = now_s - progress.started_s
         self._steps.prefilled(task, progress.prefill_s)
-        self._recorder.prefilled(progress.queued_s, progress.prefill_s, progress.slices)
+        self._recorder.prefilled(progress.queued_s, progress.prefill_s)
         self._windows.ttft.add(now_s - task.arrival_s, now_s)
         self._changes.changed()
 
@@ -75,14 +68,8 @@ class RoundEvents:
             progress.has_left_queue = True
             self._changes.finished(progress.task.task_id)
 
-    def handed_over(self, progress: RoundProgress) -> None:
-        """A round whose first token came from elsewhere goes to the engine, to decode here."""
-        itl_slo_s = progress.task.slo.itl_s
-        self._running.handed_over(progress.rid, itl_slo_s, progress.prompt.tokens, progress.arrived_s)
-
     def tokens(self, progress: RoundProgress, index: int, count: int) -> None:
         """New tokens of one choice have come out."""
-        self._running.add_tokens(progress.rid, progress.task.slo.itl_s, progress.prompt.tokens, index, count)
         now_s = self._clock()
         if progress.begins_to_decode():
             # A round that was prefilled here has reported the change with its first token.
@@ -99,7 +86,6 @@ class RoundEvents:
 
     def ended(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """The round has left this worker, however it ended. `was_queued`: its prefill was sent to the queue here."""
-        self._running.ended(progress.rid)
         if was_queued:
             self.left_queue(progress)
         self._changes.changed()

@@ -10,7 +10,6 @@ from ampd.types import PrefillTask
 from ampd.wire import RoundReport
 from workers.engines.base import EngineLoad, EngineOutput
 from workers.kv.exchange import KvFetch
-from workers.slices import Sliced
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,6 @@ class RoundProgress:
         handed_over_s: when the round's first token, sampled elsewhere, came with the request; None: it is sampled here.
         tiers: where the KV of the prompt was when the engine began with it; None: the engine has not said so yet.
         reload_s: how long the engine copied from the store; 0: it copied nothing.
-        sliced: the slices that were computed before the round's own call of the engine.
         last_token_s: when the last token of each choice came out here.
         has_left_queue: its prefill was reported as done or given up.
     """
@@ -50,7 +48,6 @@ class RoundProgress:
     prefill_s: float = 0.0
     tiers: Tiers | None = None
     reload_s: float = 0.0
-    sliced: Sliced | None = None
     fetched: KvFetch = field(default_factory=KvFetch)
     last_token_s: dict[int, float] = field(default_factory=dict)
     has_left_queue: bool = False
@@ -65,16 +62,8 @@ class RoundProgress:
         """Wait in the queue, without the read of the history."""
         return max(0.0, self.started_s - self.arrived_s - self.fetched.seconds)
 
-    @property
-    def slices(self) -> int:
-        """Calls of the engine for the prefill; the round's own is the last one."""
-        return self.sliced.slices + 1 if self.sliced else 1
-
     def set_tiers(self, output: EngineOutput) -> None:
-        """Read the engine's counts. Those of the first slice replace them: the last finds the earlier ones cached."""
-        if self.sliced and (first := self.sliced.first):
-            output.cached_tokens, output.reloaded_tokens = first.cached_tokens, first.reloaded_tokens
-            output.reload_s = first.reload_s
+        """Read the engine's counts."""
         # What was read from the peer went into the store, and came to the device from there.
         peer_tokens = min(self.fetched.tokens, output.reloaded_tokens)
         self.tiers = Tiers(
@@ -123,6 +112,4 @@ class RoundProgress:
             report["kv_read_error"] = self.fetched.error
         if self.reload_s:
             report["reload_s"] = self.reload_s
-        if self.slices > 1:
-            report["slices"] = self.slices
         return report

@@ -21,17 +21,15 @@ from ampd.keys import tenant_of
 from ampd.perf.corrections import READ, CorrectedModel
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.kv_tiers import longest_read_s, reading_pays, reusable_tokens
-from ampd.serving.slices import left_before
-from ampd.types import Count, Parallelism
+from ampd.types import Count, Parallelism, PrefillTask
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
 from workers.context_keys import ContextKeys
-from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, PassShare
+from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, OnPass
 from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
 from workers.round_progress import RoundProgress, RoundPrompt
 from workers.session_releaser import SessionReleaser
-from workers.slices import Slicer
 
 _LEAST_READ_S = 0.005
 """Shorter reads are not compared with their predicted times, because they are mostly delays of the processes."""
@@ -121,7 +119,6 @@ class RoundService:
     Args:
         worker_id: this worker, so that it never reads from itself.
         events: observes the rounds.
-        slicer: computes the beginning of a prefill in slices, so that it shares the worker with the decode batch.
         reads: reads KV from other workers.
     """
 
@@ -132,7 +129,6 @@ class RoundService:
         queue: AsyncPrefillQueue,
         sessions: SessionReleaser,
         events: RoundEvents,
-        slicer: Slicer,
         reads: KvReads,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -141,7 +137,6 @@ class RoundService:
         self._queue = queue
         self._sessions = sessions
         self._events = events
-        self._slicer = slicer
         self._reads = reads
         self._clock = clock
         self._in_progress = RoundsInProgress()
@@ -166,9 +161,8 @@ class RoundService:
                     await self._picked(place, progress)
                     expected_tokens = progress.task.hist_tokens or progress.prompt.tokens
                     await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
-                    await self._run_slices(place, progress, request, is_copy=True)
-                    share = PassShare(place.task, on_last_pass=place.on_last_pass())
-                    chunk = await self._first_token(request, progress, share)
+                    await self._slot(place, progress)
+                    chunk = await self._first_token(request, progress, place.passes)
                     self._events.first_token(progress)
             # The client waits for this token. What is stored after it is published, and the other's read waits for it.
             yield await self._with_report(chunk, progress, waits=False)
@@ -211,9 +205,8 @@ class RoundService:
         with self._place(progress, holder) as place:
             await self._picked(place, progress)
             await self._fetch(progress, holder, request.get("history_tp"), "history", progress.task.hist_tokens)
-            await self._run_slices(place, progress, request)
-            share = PassShare(place.task, on_last_pass=place.on_last_pass())
-            async with aclosing(self._stream(request, progress, place, share)) as chunks:
+            await self._slot(place, progress)
+            async with aclosing(self._stream(request, progress, place)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
@@ -227,21 +220,16 @@ class RoundService:
             yield await self._with_report(chunk_of(output), progress)
             return
         progress.handed_over_s = progress.arrived_s
-        if _max_tokens(request) != 0:
-            self._events.handed_over(progress)
-        # The first token is part of the prompt now.
-        prompt = left_before(progress.task, progress.prompt.tokens)
-        share = PassShare(await self._slicer.taken_over(prompt, progress.prompt.page_keys), progress.arrived_s)
-        async with aclosing(self._stream(request, progress, None, share)) as chunks:
+        async with aclosing(self._stream(request, progress, None)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _stream(
-        self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None, share: PassShare
-    ) -> Chunks:
+    async def _stream(self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None) -> Chunks:
         """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
         last: Chunk | None = None
-        async with aclosing(self._outputs(request, progress, _max_tokens(request), share)) as outputs:
+        async with aclosing(
+            self._outputs(request, progress, _max_tokens(request), place.passes if place else None)
+        ) as outputs:
             async for output in outputs:
                 if place:
                     if _max_tokens(request) != 0:
@@ -262,10 +250,10 @@ class RoundService:
             self._events.decoded(last, progress)
             yield await self._with_report(last, progress)
 
-    async def _first_token(self, request: PrefillRequest, progress: RoundProgress, share: PassShare) -> Chunk:
+    async def _first_token(self, request: PrefillRequest, progress: RoundProgress, on_pass: OnPass) -> Chunk:
         """Prefill and sample one token."""
         whole = EngineOutput([])
-        async with aclosing(self._outputs(request, progress, 1, share, is_copy=True)) as outputs:
+        async with aclosing(self._outputs(request, progress, 1, on_pass, is_copy=True)) as outputs:
             async for output in outputs:
                 _append(whole, output)
         progress.set_tiers(whole)
@@ -329,27 +317,10 @@ class RoundService:
             progress.fetched = fetched
             self._events.kv_read(source, part, fetched)
 
-    async def _run_slices(
-        self,
-        place: QueuePlace,
-        progress: RoundProgress,
-        request: PrefillRequest | GenerateRequest,
-        *,
-        is_copy: bool = False,
-    ) -> None:
-        """Wait for room in the engine, then compute the slices that come before the round's own call."""
+    async def _slot(self, place: QueuePlace, progress: RoundProgress) -> None:
+        """Wait for room in the engine."""
         await place.slot()
         progress.started_s = self._clock()
-        progress.sliced = await self._slicer.prepare(
-            place,
-            progress.task,
-            request["token_ids"],
-            request["request"],
-            progress.rid,
-            progress.prompt.page_keys,
-            is_copy=is_copy,
-        )
-        progress.rid = progress.sliced.rid
 
     async def _with_report(self, chunk: Chunk, progress: RoundProgress, *, waits: bool = True) -> Chunk:
         load = self._engine.load()
@@ -366,7 +337,7 @@ class RoundService:
         request: PrefillRequest | GenerateRequest,
         progress: RoundProgress,
         max_new_tokens: int | None,
-        share: PassShare,
+        on_pass: OnPass | None,
         *,
         is_copy: bool = False,
     ) -> AsyncGenerator[EngineOutput, None]:
@@ -380,10 +351,19 @@ class RoundService:
             tenant=tenant_of(request["request"]),
             ttft_slo_s=progress.task.slo.ttft_s,
             is_copy=is_copy,
-            share=share,
+            task=_prefill_task(progress),
+            first_s=progress.handed_over_s,
+            on_pass=on_pass,
         )
         # Closing it aborts the request, so an engine's iterator always has `aclose`.
         return cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))
+
+
+def _prefill_task(progress: RoundProgress) -> PrefillTask:
+    """The prefill as the engine gets it. A first token that came elsewhere is part of the prompt."""
+    task, tokens = progress.task, progress.prompt.tokens
+    hist_tokens = tokens - 1 if progress.handed_over_s is not None else task.hist_tokens
+    return task.with_tokens(hist_tokens, tokens - hist_tokens)
 
 
 def _max_tokens(request: GenerateRequest) -> int | None:

@@ -32,7 +32,7 @@ class WorkerSettings(GraphSettings):
     model: Path = Field(description="Model folder (Hugging Face layout, with its tokenizer).")
     tp: int = Field(1, ge=1, description="Tensor-parallel degree: GPUs of this worker.")
     ordering: str = Field(defaults.ORDERING, description="Policy that orders the prefill queue.")
-    slicing: str = Field(defaults.SLICING, description="Policy that cuts prefills into slices.")
+    slicing: str = Field(defaults.SLICING, description="Policy that says what the engine computes next.")
     stream_tokens: int = Field(
         1,
         ge=1,

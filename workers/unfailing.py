@@ -8,12 +8,10 @@ from __future__ import annotations
 import logging
 
 from ampd.policies.base import (
-    Compute,
     OrderingPolicy,
     OrderingSituation,
     Pick,
     Run,
-    Slice,
     SlicingPolicy,
     SlicingSituation,
     Wait,
@@ -65,32 +63,15 @@ def _check_pick(pick: Pick, waiting: int) -> None:
 
 
 class UnfailingSlicing:
-    """A slicing policy. If it raises, the prefill is computed whole."""
+    """A slicing policy. If it raises, the prefills are computed whole."""
 
     def __init__(self, policy: SlicingPolicy) -> None:
         self._policy = policy
         self._failures = _Failures("slicing policy failed, prefills are computed whole")
 
-    @property
-    def is_whole(self) -> bool:
-        return self._policy.is_whole
-
-    @property
-    def shares_passes(self) -> bool:
-        return self._policy.shares_passes
-
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         try:
-            chosen = self._policy.slice(situation)
-        except Exception as error:
-            self._failures.note(error)
-            return Compute(situation.task.incr_tokens)
-        self._failures.end()
-        return chosen
-
-    def turn(self, situation: SlicingSituation) -> int:
-        try:
-            tokens = self._policy.turn(situation)
+            tokens = self._policy.slice(situation)
         except Exception as error:
             self._failures.note(error)
             return situation.task.incr_tokens

@@ -14,7 +14,6 @@ class WorkerRecorder:
 
     def __init__(self) -> None:
         self._wait, self._prefill = Histogram(names.PREFILL_WAIT), Histogram(names.PREFILL)
-        self._slices = Counter(names.SLICES)
         self._read_s, self._read_bytes = Histogram(names.KV_READ_SECONDS), Counter(names.KV_READ_BYTES)
         self._read_tokens, self._failures = Counter(names.KV_READ_TOKENS), Counter(names.KV_READ_FAILURES)
         self._hits, self._reload_s = Counter(names.KV_HITS), Histogram(names.KV_RELOAD_SECONDS)
@@ -24,7 +23,7 @@ class WorkerRecorder:
     @property
     def recorded(self) -> list[Counter | Histogram]:
         reads: list[Counter | Histogram] = [self._read_s, self._read_bytes, self._read_tokens, self._failures]
-        return [self._wait, self._prefill, self._slices, *reads, self._hits, self._reload_s, self._gap, self._refused]
+        return [self._wait, self._prefill, *reads, self._hits, self._reload_s, self._gap, self._refused]
 
     def read(self, part: str, fetch: KvFetch) -> None:
         """A read of KV from another worker has ended. It is not counted if there was nothing to read."""
@@ -42,11 +41,10 @@ class WorkerRecorder:
         if reload_s:
             self._reload_s.observe(reload_s)
 
-    def prefilled(self, waited_s: float, prefill_s: float, slices: int) -> None:
+    def prefilled(self, waited_s: float, prefill_s: float) -> None:
         """A prefill has ended with its first token."""
         self._wait.observe(waited_s)
         self._prefill.observe(prefill_s)
-        self._slices.add(slices)
 
     def refused(self, reason: str) -> None:
         """A call was refused, because it was not signed as it should be."""

@@ -12,12 +12,13 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -44,6 +45,8 @@ from workers.engines.base import Engine, EngineError, EngineInfo, EngineOutput, 
 _GREEDY = {"sampling_options": {"temperature": 0.0}, "stop_conditions": {"ignore_eos": True}}
 _STEPS = 16
 """Decode steps that are timed once the whole batch decodes."""
+_JOINED_STEPS = 2
+"""Decode steps of a batch before a prefill begins beside it."""
 _SETTLING_TOKENS = 4
 """Output of the request that waits until a batch has left. Engines may drop aborted rounds only in the next step."""
 _TOKEN_IDS = (64, 250)
@@ -92,11 +95,14 @@ class EngineProbe:
     async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
         """Median gap between tokens while the whole batch decodes; None if too few steps did."""
         batch_times_s: list[list[float]] = [[] for _ in range(batch)]
-        finished = asyncio.Event()
-        await asyncio.gather(
-            *(self._decode(times_s, batch_times_s, finished, context_tokens) for times_s in batch_times_s)
-        )
-        await self._settle()
+
+        def is_over() -> bool:
+            if not all(len(times_s) > _STEPS for times_s in batch_times_s):
+                return False
+            joined_s = max(times_s[0] for times_s in batch_times_s)
+            return all(sum(at_s >= joined_s for at_s in times_s) > _STEPS for times_s in batch_times_s)
+
+        await self._decode_batch(batch_times_s, context_tokens, is_over)
         joined_s = max((times_s[0] for times_s in batch_times_s if times_s), default=0.0)
         gaps_s = [
             after_s - before_s
@@ -106,6 +112,45 @@ class EngineProbe:
         ]
         # The last gaps belong to a batch that has already become smaller.
         return statistics.median(gaps_s) if len(gaps_s) >= batch * _STEPS // 2 else None
+
+    async def mixed_pass_s(self, batch: int, context_tokens: int, incr_tokens: int) -> float | None:
+        """Longest gap between two tokens of a decode batch beside a prefill; None if the batch ended before.
+
+        An engine that mixes makes a step in the pass of the prefill. With any other the gap has the time of both.
+        """
+        batch_times_s: list[list[float]] = [[] for _ in range(batch)]
+        joined, begin_s, end_s = asyncio.Event(), inf, inf
+
+        def is_over() -> bool:
+            if all(len(times_s) > _JOINED_STEPS for times_s in batch_times_s):
+                joined.set()
+            return all(times_s and times_s[-1] > end_s for times_s in batch_times_s)
+
+        decoding = asyncio.create_task(self._decode_batch(batch_times_s, context_tokens, is_over))
+        waiting, session_id = asyncio.create_task(joined.wait()), _name()
+        try:
+            await asyncio.wait({decoding, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            begin_s = time.perf_counter()
+            await self._run(self._engine, session_id, self._tokens(incr_tokens), 1)
+            end_s = time.perf_counter()
+            await decoding
+        finally:
+            for task in (waiting, decoding):
+                task.cancel()
+            await asyncio.wait({waiting, decoding})
+            await self._engine.kv.release_session(session_id)
+        longest_s = [
+            max(
+                (
+                    after_s - before_s
+                    for before_s, after_s in pairwise(times_s)
+                    if before_s < end_s and after_s > begin_s
+                )
+            )
+            for times_s in batch_times_s
+            if times_s and times_s[0] < begin_s and times_s[-1] > end_s
+        ]
+        return statistics.median(longest_s) if len(longest_s) == batch else None
 
     async def transfer_s(self, tokens: int) -> float | None:
         """Time of a read from the peer, including the directory look-up; None if it moved too little."""
@@ -121,10 +166,15 @@ class EngineProbe:
             await self._peer.kv.release_session(session_id)
         return fetched.seconds if fetched.error is None and fetched.tokens == tokens // page * page else None
 
-    async def _decode(
-        self, times_s: list[float], batch_times_s: list[list[float]], finished: asyncio.Event, context_tokens: int
+    async def _decode_batch(
+        self, batch_times_s: list[list[float]], context_tokens: int, is_over: Callable[[], bool]
     ) -> None:
-        """One sequence of a batch. It decodes until all sequences have decoded enough steps together."""
+        """A batch that decodes until `is_over`, which is asked at each token. The engine is idle afterwards."""
+        await asyncio.gather(*(self._decode(times_s, context_tokens, is_over) for times_s in batch_times_s))
+        await self._settle()
+
+    async def _decode(self, times_s: list[float], context_tokens: int, is_over: Callable[[], bool]) -> None:
+        """One sequence of a batch."""
         session_id, page = _name(), self._engine.info.page_size_tokens
         room = self._engine.info.max_context_tokens - context_tokens - page
         call = EngineRequest(uuid4().hex, session_id, self._tokens(context_tokens), min(8 * _STEPS, room), _GREEDY)
@@ -133,11 +183,7 @@ class EngineProbe:
                 async for output in stream:
                     if output.token_ids:
                         times_s.append(time.perf_counter())
-                    if all(batch_times_s) and all(len(others_s) > _STEPS for others_s in batch_times_s):
-                        joined_s = max(others_s[0] for others_s in batch_times_s)
-                        if all(sum(at_s >= joined_s for at_s in others_s) > _STEPS for others_s in batch_times_s):
-                            finished.set()
-                    if finished.is_set():
+                    if is_over():
                         break
         finally:
             await self._engine.kv.release_session(session_id)
@@ -313,6 +359,7 @@ def _fitted(points: Points, info: EngineInfo, load_before: float, settings: Prof
         kv_capacity_tokens=info.kv_capacity_tokens,
         kv_bytes_per_token=info.kv_bytes_per_token,
         max_context_tokens=info.max_context_tokens,
+        attention_backend=info.attention_backend,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import exp, expm1, log
 from typing import Final
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import MixedPasses, PerformanceModel
 from ampd.types import LEAST_FACTOR, MOST_FACTOR, Factors, Parallelism
 
 KINDS = ("prefill", "step", "mixed", "read", "load")
@@ -73,6 +73,9 @@ class CorrectedModel(PerformanceModel):
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
         return self.model.reload_s(tokens, self.parallelism)
+
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:  # noqa: ARG002
+        return self.model.mixed_passes(self.parallelism)
 
     def measured(self, kind: int, predicted_s: float, seconds: float) -> None:
         """Work of a kind has taken `seconds` for which this model predicts `predicted_s` now."""

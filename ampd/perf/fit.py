@@ -28,11 +28,13 @@ from scipy.optimize import nnls
 
 from ampd.errors import UserError, one_line_of
 from ampd.perf.gpus import HOST_LINK_SHARE, gpu
+from ampd.perf.model import PerformanceModel
 from ampd.perf.model_shape import QUANTIZATION_FILE, ModelShape
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, MODELS, fitting_degrees, model_shape
 from ampd.perf.profile import (
     DecodeCurve,
+    MixedPassCosts,
     ParallelismCurves,
     PerformanceProfile,
     Piece,
@@ -41,13 +43,15 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
 )
-from ampd.perf.roofline import Efficiency, kv_capacity_tokens, transfer_curve
+from ampd.perf.roofline import CALCULATED_PASSES, Efficiency, kv_capacity_tokens, transfer_curve
 from ampd.types import Parallelism
 
 PrefillPoint = tuple[int, int, float]
 """(history tokens, new tokens, seconds)."""
 DecodePoint = tuple[int, int, float]
 """(sequences, tokens of context of all of them, seconds of a step)."""
+MixedPoint = tuple[int, int, int, float]
+"""(sequences, tokens of context of all of them, new tokens of a prefill, seconds of a pass over all)."""
 TransferPoint = tuple[int, float]
 """(tokens, seconds)."""
 
@@ -97,6 +101,23 @@ def fit_transfer(points: Sequence[TransferPoint], tp_source: int, tp_target: int
     tokens, seconds = _columns(points, 2)
     pieces, _ = _fit_line(tokens, [], seconds)
     return TransferCurve.of(tp_source, tp_target, pieces)
+
+
+def fit_mixed(points: Sequence[MixedPoint], model: PerformanceModel, parallelism: Parallelism) -> MixedPassCosts:
+    """What mixed passes gain, by the other times of `model`."""
+    apart_s, most_s, contexts, seconds = [], [], [], []
+    for batch, context_tokens, incr_tokens, pass_s in points:
+        step_s = model.decode_step_s(batch, context_tokens, parallelism)
+        two_s = model.prefill_s(0, incr_tokens, parallelism) + step_s
+        joined_s = model.prefill_s(0, incr_tokens + batch, parallelism) + step_s
+        most_s.append(two_s - joined_s + model.decode_step_s(batch, 0, parallelism))
+        apart_s.append(two_s)
+        contexts.append(context_tokens)
+        seconds.append(pass_s)
+    design = np.column_stack([-np.asarray(most_s), np.asarray(contexts, dtype=float)])
+    weights = 1.0 / np.asarray(seconds)
+    (saved, context_s), _ = nnls(design * weights[:, None], (np.asarray(seconds) - np.asarray(apart_s)) * weights)
+    return MixedPassCosts(saved=min(float(saved), 1.0), context_s_per_token=float(context_s))
 
 
 def _fit_line(values: _Array, others: Sequence[_Array], seconds: _Array) -> tuple[list[Piece], list[float]]:
@@ -201,7 +222,9 @@ def aiconfigurator_model(
         with measured_engine(model, shape, gpu_name, tp) as engine:
             capacity_tokens = kv_capacity_tokens(shape, card, tp)
             curves = _curves(engine, tp, capacity_tokens)
-            workers.append(curves.model_copy(update={"kv_shards": shape.kv_shards(tp)}))
+            workers.append(
+                curves.model_copy(update={"kv_shards": shape.kv_shards(tp), "mixed_passes": CALCULATED_PASSES})
+            )
             held.append((tp, _prefills(engine, _HELD_PREFILLS), _decodes(engine, _HELD_DECODES, capacity_tokens)))
     name = f"{shape.name} on {card.name} (AIConfigurator)"
     profile = PerformanceProfile(

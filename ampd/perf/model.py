@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ampd.types import Factors, Parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPasses:
+    """What an engine gains by a pass that prefills and is a step of the decode batch too.
+
+    Attributes:
+        saved: share that is saved of the time that one reading of the weights, instead of two, could save.
+        context_s_per_token: cost of a token of the batch's context beyond that in a step of its own.
+    """
+
+    saved: float = 0.0
+    context_s_per_token: float = 0.0
+
+
+_SAVE_NOTHING = MixedPasses()
+
+
+def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(history, increment) of a pass over several parts: all new tokens behind the mean history of a new token."""
+    incr_tokens = sum([incr for _, incr in parts])
+    return sum([hist * incr for hist, incr in parts]) // max(incr_tokens, 1), incr_tokens
+
 
 # -- the performance model's interface: how long prefills, decode steps and KV moves take
 
@@ -35,6 +60,30 @@ class PerformanceModel(ABC):
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
         """Time to copy the KV of `tokens` from a worker's host memory to its devices; 0 when `tokens` is 0."""
 
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:  # noqa: ARG002
+        """What mixed passes gain. Where nothing was measured they count as saving nothing."""
+        return _SAVE_NOTHING
+
+    def mixed_pass_s(
+        self, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int, parallelism: Parallelism
+    ) -> float:
+        """Time of one pass over (history, increment) parts of prefills that is also a decode step of a batch.
+
+        At best the batch's tokens share the pass's reading of the weights, and their attention comes on top.
+        """
+        mixed, factors = self.mixed_passes(parallelism), self.factors(parallelism)
+        step_s = self.decode_step_s(batch, context_tokens, parallelism)
+        if mixed.saved <= 0.0:
+            return self.prefill_s(*joined_tokens(parts), parallelism) + step_s
+        step_s /= factors.step
+        seconds = self.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism) / factors.prefill
+        seconds += step_s
+        seconds -= self.decode_step_s(batch, 0, parallelism) / factors.step
+        if mixed.saved < 1.0:
+            apart_s = self.prefill_s(*joined_tokens(parts), parallelism) / factors.prefill + step_s
+            seconds = apart_s - mixed.saved * (apart_s - seconds)
+        return factors.mixed * (seconds + mixed.context_s_per_token * context_tokens)
+
 
 # -- a performance model with scaled times: for engines that run faster than real time, and for wrong predictions
 
@@ -64,6 +113,10 @@ class ScaledModel(PerformanceModel):
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
         return self.transfer * self.model.reload_s(tokens, parallelism)
+
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:
+        mixed = self.model.mixed_passes(parallelism)
+        return MixedPasses(mixed.saved, self.decode * mixed.context_s_per_token)
 
 
 def scaled(model: PerformanceModel, time_scale: float) -> PerformanceModel:

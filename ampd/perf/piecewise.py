@@ -20,7 +20,7 @@ from itertools import product
 
 from ampd.errors import UserError
 from ampd.perf.gpus import HOST_LINK_SHARE, host_bytes_per_s
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import MixedPasses, PerformanceModel
 from ampd.perf.profile import (
     DecodeCurve,
     ParallelismCurves,
@@ -61,14 +61,24 @@ class PiecewiseModel(PerformanceModel):
     A parallelism, or a pair of them, that the profile lacks raises a `UserError` that lists the known ones.
     """
 
-    def __init__(self, profile: PerformanceProfile, name: str = "performance model") -> None:
-        """`name`: the shipped profile's name or the file, for error messages."""
+    def __init__(
+        self, profile: PerformanceProfile, name: str = "performance model", backend: str | None = None
+    ) -> None:
+        """A model.
+
+        Args:
+            name: the shipped profile's name or the file, for error messages.
+            backend: attention backend of the engine, on which the times of mixed passes depend; None: the first one
+                that the profile knows.
+        """
         self.profile = profile
         self.name = name
+        self.backend = backend
         self._prefill = {curves.tp: _prefill(curves.prefill) for curves in profile.workers}
         self._decode = {curves.tp: _decode(curves.decode) for curves in profile.workers}
         self._transfer = {(curve.tp_source, curve.tp_target): _transfer(curve) for curve in profile.kv_transfers}
         self._reload = {curves.tp: _reload_s_per_token(profile, curves) for curves in profile.workers}
+        self._mixed = {curves.tp: _mixed(curves, backend) for curves in profile.workers}
 
     @property
     def provenance(self) -> Provenance:
@@ -126,6 +136,12 @@ class PiecewiseModel(PerformanceModel):
         if seconds_per_token is None:
             raise UserError(f"{self.name}: no times of reloads from host memory; add its kv_bytes_per_token")
         return parallelism.factors.load * (tokens * seconds_per_token)
+
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:
+        try:
+            return self._mixed[parallelism.tp]
+        except KeyError:
+            raise self._lacks(parallelism) from None
 
     def kv_capacity_tokens(self, parallelism: Parallelism) -> int | None:
         """KV memory of one replica in tokens; None if the profile does not contain it."""
@@ -189,6 +205,12 @@ def _decode(curve: DecodeCurve) -> tuple[_Line, float]:
 
 def _transfer(curve: TransferCurve) -> _Line:
     return _line((segment.from_tokens, segment.alpha_s, segment.beta_s_per_token) for segment in curve.segments)
+
+
+def _mixed(curves: ParallelismCurves, backend: str | None) -> MixedPasses:
+    known = curves.mixed_passes
+    costs = known.get(next(iter(known), "") if backend is None else backend)
+    return MixedPasses() if costs is None else MixedPasses(costs.saved, costs.context_s_per_token)
 
 
 def _reload_s_per_token(profile: PerformanceProfile, curves: ParallelismCurves) -> float | None:

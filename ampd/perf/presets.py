@@ -31,11 +31,12 @@ NAMES = "a shipped profile's name, a profile file, or MODEL@GPU, as in qwen3-32b
 """What `load_performance_model` takes, for the descriptions of flags."""
 
 
-def load_performance_model(name: str | Path | None) -> PiecewiseModel:
+def load_performance_model(name: str | Path | None, backend: str | None = None) -> PiecewiseModel:
     """A model by the name of a shipped profile, by the path of a profile file, or as `MODEL@GPU`: the analytic one.
 
     Args:
         name: None: the user has named none, which is an error, because the times of another model mislead.
+        backend: as in `PiecewiseModel`.
 
     Raises:
         UserError: no such name or file (the known names are listed), an invalid file, or an unknown model or GPU.
@@ -44,14 +45,15 @@ def load_performance_model(name: str | Path | None) -> PiecewiseModel:
         raise UserError(f"--perf is missing: the times of the model are not known; give {NAMES}")
     path, text = Path(name), str(name)
     if text in profile_names():
-        return PiecewiseModel(read_profile(_profiles_folder() / f"{text}.json"), text)
+        return PiecewiseModel(read_profile(_profiles_folder() / f"{text}.json"), text, backend)
     model, at, gpu_name = text.rpartition("@")
     if model and at and not path.is_file():
-        return analytic_model(model, gpu_name)
+        analytic = analytic_model(model, gpu_name)
+        return PiecewiseModel(analytic.profile, analytic.name, backend)
     if not path.is_file():
         shipped = ", ".join(profile_names()) + did_you_mean(text, profile_names())
         raise UserError(f"no performance model {text!r}; give {NAMES}; shipped are: {shipped}")
-    return PiecewiseModel(read_profile(path), text)
+    return PiecewiseModel(read_profile(path), text, backend)
 
 
 def profile_names() -> tuple[str, ...]:

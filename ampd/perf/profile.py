@@ -97,6 +97,19 @@ class DecodeCurve(_Part):
         return cls(context_s_per_token=context_s, segments=tuple(segments))
 
 
+class MixedPassCosts(_Part):
+    """What a pass gains that prefills and is a step of the decode batch too."""
+
+    saved: float = Field(
+        le=1,
+        ge=0,
+        description="Share that is saved of the time that reading the weights once, instead of twice, could save.",
+    )
+    context_s_per_token: Seconds = Field(
+        0.0, description="Cost of a token of the batch's context beyond that in a step of its own."
+    )
+
+
 class TransferSegment(_Part):
     """Costs of the tokens from `from_tokens` up to the next segment."""
 
@@ -127,6 +140,11 @@ class ParallelismCurves(_Part):
     tp: TensorParallel
     prefill: PrefillCurve
     decode: DecodeCurve
+    mixed_passes: dict[str, MixedPassCosts] = Field(
+        default_factory=dict,
+        description="Mixed passes by attention backend, `calculated` if they were not measured. Simulations take the "
+        "first. With any other backend mixed passes save nothing.",
+    )
     kv_capacity_tokens: int | None = Field(
         default=None,
         ge=0,

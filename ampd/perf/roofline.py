@@ -17,6 +17,7 @@ from ampd.perf.gpus import HOST_LINK_SHARE, Gpu
 from ampd.perf.model_shape import Attention, ModelShape, Weights
 from ampd.perf.profile import (
     DecodeCurve,
+    MixedPassCosts,
     ParallelismCurves,
     PerformanceProfile,
     Piece,
@@ -25,6 +26,9 @@ from ampd.perf.profile import (
     Provenance,
     TransferCurve,
 )
+
+CALCULATED_PASSES = {"calculated": MixedPassCosts(saved=1.0)}
+"""Mixed passes of an engine that is not measured: all that one reading of the weights saves. No engine believes it."""
 
 # -- the KV memory of a replica: the memory that its weights leave free
 
@@ -225,6 +229,7 @@ def _curves(replica: _Replica, capacity_tokens: int) -> ParallelismCurves:
             ),
         ),
         decode=DecodeCurve.of(_short(replica.context_s_per_token), decode),
+        mixed_passes=CALCULATED_PASSES,
         kv_capacity_tokens=capacity_tokens,
         kv_shards=replica.shape.kv_shards(replica.tp),
     )

@@ -139,10 +139,10 @@ class OrderingPolicy(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class SlicingSituation(Situation):
-    """A prefill is about to be computed on a worker that may have a decode batch.
+    """The engine of a worker is about to begin a pass, and has prefills.
 
     Attributes:
-        task: what is left of the prefill. Slices that are done count as history.
+        task: all that the engine has to prefill, as one prefill behind the history of the oldest.
         running: the rounds that decode on the worker; may be empty.
         parallelism, role: of the worker.
     """
@@ -153,49 +153,15 @@ class SlicingSituation(Situation):
     role: Role = Role.DECODE
 
 
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """Compute the next `tokens` of a prefill: at least 1, at most what is left.
-
-    Attributes:
-        mixes: the pass is also a step of the decode batch. Otherwise it is as `SlicingPolicy.shares_passes` says. Only
-            the simulated engine reads it.
-    """
-
-    tokens: int
-    mixes: bool = False
-
-
-Slice = Compute | Wait
-"""A slicing's answer. If no round decodes, `Wait` is ignored and all that is left is computed."""
-
-
 class SlicingPolicy(Protocol):
-    """Chooses how a prefill shares its worker with the batch that decodes there.
+    """Chooses what the engine of a worker computes next: prefills, a step of the batch that decodes there, or both."""
 
-    Attributes:
-        is_whole: the policy computes every prefill in one slice. Callers then do not ask it.
-        shares_passes: the engine is made so that each pass of a prefill is also a step of the decode batch. It then
-            asks for a slice before each pass, and the worker gives it prefills turn by turn. Otherwise the batch
-            pauses, and the worker asks for a slice whenever the engine is free.
-    """
+    def slice(self, situation: SlicingSituation) -> int:
+        """Tokens that the next pass prefills; 0: it is a step of the batch alone.
 
-    @property
-    def is_whole(self) -> bool: ...
-
-    @property
-    def shares_passes(self) -> bool: ...
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        """What to compute next, or how long to leave the worker to its decode batch.
-
-        If the policy shares passes, the task is all that the engine has to prefill, as one prefill behind the history
-        of the oldest. An engine reads of a `Wait` only that the next pass is a step of the batch alone.
+        The pass is a step too (a mixed pass) if that is predicted to save time. Otherwise the batch pauses for it, and
+        makes a step before the next one.
         """
-        ...
-
-    def turn(self, situation: SlicingSituation) -> int:
-        """Tokens of a prefill that an engine which shares passes gets before the ordering chooses again; at least 1."""
         ...
 
 

@@ -1,24 +1,10 @@
-"""Passes of the engine: the time of the shortest one, and several prefills in one."""
+"""Passes of the engine: the shortest one, whether mixed ones pay, and how much a pass prefills in a given time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ampd.keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
-from ampd.types import Parallelism, PrefillTask
-
-
-def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
-    """One task that stands for all: its increment is their sum, its history their mean, weighted by new tokens."""
-    hist_tokens, incr_tokens = joined_tokens([(task.hist_tokens, task.incr_tokens) for task in tasks])
-    return tasks[0].with_tokens(hist_tokens, incr_tokens)
-
-
-def joined_tokens(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """(history, increment) of a pass over several parts: all new tokens behind the mean history of a new token."""
-    incr_tokens = sum([incr for _, incr in parts])
-    return sum([hist * incr for hist, incr in parts]) // max(incr_tokens, 1), incr_tokens
+from ampd.types import Parallelism
 
 
 def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
@@ -26,17 +12,18 @@ def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Para
     return model.prefill_s(hist_tokens, PAGE_TOKENS, parallelism)
 
 
-def mixed_pass_s(
-    model: PerformanceModel, parts: Sequence[tuple[int, int]], batch: int, context_tokens: int, parallelism: Parallelism
-) -> float:
-    """Seconds of one pass over (history, increment) parts that is also a decode step of a batch.
-
-    The batch's tokens share the pass's reading of the weights; their attention comes on top.
-    """
-    factors = model.factors(parallelism)
-    seconds = model.prefill_s(*joined_tokens([*parts, (0, batch)]), parallelism) / factors.prefill
-    seconds += model.decode_step_s(batch, context_tokens, parallelism) / factors.step
-    return factors.mixed * (seconds - model.decode_step_s(batch, 0, parallelism) / factors.step)
+def mixing_pays(
+    model: PerformanceModel,
+    hist_tokens: int,
+    incr_tokens: int,
+    batch: int,
+    context_tokens: int,
+    parallelism: Parallelism,
+) -> bool:
+    """Whether a pass that prefills and is a step of the batch too takes less time than a pass of each kind."""
+    mixed_s = model.mixed_pass_s([(hist_tokens, incr_tokens)], batch, context_tokens, parallelism)
+    prefill_s = model.prefill_s(hist_tokens, incr_tokens, parallelism)
+    return mixed_s < prefill_s + model.decode_step_s(batch, context_tokens, parallelism)
 
 
 def tokens_within(

@@ -35,7 +35,6 @@ from ampd.policies.base import (
     PoolsPolicy,
     RoutingPolicy,
     SlicingPolicy,
-    SlicingSituation,
 )
 from ampd.policies.naming import parse_named
 
@@ -56,7 +55,6 @@ class Policy(BaseModel):
     Attributes:
         policy_name: the name under which it is registered.
         is_idle: a pools policy that never changes a role.
-        is_whole, shares_passes: of a slicing policy, as in `SlicingPolicy`.
     """
 
     # A compiled method is a callable object, and no function that pydantic would know as a method.
@@ -64,16 +62,7 @@ class Policy(BaseModel):
 
     policy_name: ClassVar[str] = ""
     is_idle: ClassVar[bool] = False
-    is_whole: ClassVar[bool] = False
     help_note: ClassVar[str] = ""
-
-    @property
-    def shares_passes(self) -> bool:
-        return False
-
-    def turn(self, situation: SlicingSituation) -> int:
-        """Of a slicing policy, as in `SlicingPolicy`: the whole prefill."""
-        return situation.task.incr_tokens
 
 
 PolicyT = TypeVar("PolicyT", bound=Policy)

@@ -1,49 +1,101 @@
-"""Passes of an engine that shares them: how many tokens of which prefills the next one computes beside a decode step.
+"""Passes of an engine: how many tokens of which prefills the next one computes, and whether it is a decode step too.
 
 The engine asks before each pass. The simulated engine, the modelled one and SGLang's scheduler all ask here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import SlicingPolicy, SlicingSituation, Wait
-from ampd.types import Parallelism, PrefillTask, RunningRound
+from ampd.policies.base import SlicingPolicy, SlicingSituation
+from ampd.policies.passes import mixing_pays
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound
+
+
+@dataclass(frozen=True, slots=True)
+class NextPass:
+    """What the next pass computes. Without anything to prefill it is a step of the batch.
+
+    Attributes:
+        tokens: of prefills, without the rounds that were handed over.
+        is_mixed: it is a step of the batch too.
+    """
+
+    tokens: int
+    is_mixed: bool = False
 
 
 class PassSizes:
-    """Asks the slicing policy for the size of the next pass. It keeps no state between two passes."""
+    """Asks the slicing policy for the next pass. It keeps no state between two passes.
+
+    Args:
+        role: the role that the worker has now.
+    """
 
     def __init__(
-        self, policy: SlicingPolicy, model: PerformanceModel, parallelism: Parallelism, page_tokens: int
+        self,
+        policy: SlicingPolicy,
+        model: PerformanceModel,
+        parallelism: Parallelism,
+        page_tokens: int,
+        role: Callable[[], Role] = lambda: Role.DECODE,
     ) -> None:
         self._policy = policy
         self._model = model
         self._parallelism = parallelism
         self._page_tokens = page_tokens
+        self._role = role
 
-    def tokens(self, oldest: PrefillTask, left_tokens: int, running: Sequence[RunningRound], now_s: float) -> int:
-        """Tokens that the next pass prefills; 0: it is a step of the batch alone.
+    def next(
+        self,
+        oldest: PrefillTask | None,
+        left_tokens: int,
+        running: Sequence[RunningRound],
+        now_s: float,
+        *,
+        handed_over: Sequence[int] = (),
+        has_paused: bool = False,
+    ) -> NextPass:
+        """The next pass, for an engine that has prefills or rounds that were handed over.
 
         Less than all is a number of full pages, because an engine cuts prefills between pages.
 
         Args:
-            oldest: what is left of the oldest prefill that the engine has.
+            oldest: what is left of the oldest prefill that the engine has; None: it has no targets, or there is none.
             left_tokens: of all its prefills.
             running: the rounds that decode there.
+            handed_over: missing tokens of each round that was prefilled elsewhere (`is_taken_over`). They go along.
+            has_paused: the batch has paused for the pass before. Then it makes a step before it pauses again.
         """
+        tokens = left_tokens if oldest is None else self._tokens(oldest, left_tokens, running, now_s)
         if not running:
-            return left_tokens
-        task = oldest.with_tokens(oldest.hist_tokens, left_tokens)
-        chosen = self._policy.slice(
-            SlicingSituation(model=self._model, now_s=now_s, task=task, running=running, parallelism=self._parallelism)
+            return NextPass(tokens)
+        computed = tokens + sum(handed_over)
+        hist_tokens = 0 if oldest is None else oldest.hist_tokens
+        if computed and self._pays_mixed(hist_tokens, computed, running):
+            return NextPass(tokens, is_mixed=True)
+        return NextPass(0 if has_paused else tokens)
+
+    def _tokens(self, oldest: PrefillTask, left_tokens: int, running: Sequence[RunningRound], now_s: float) -> int:
+        situation = SlicingSituation(
+            model=self._model,
+            now_s=now_s,
+            task=oldest.with_tokens(oldest.hist_tokens, left_tokens),
+            running=running,
+            parallelism=self._parallelism,
+            role=self._role(),
         )
-        if isinstance(chosen, Wait):
-            return 0
-        if chosen.tokens >= left_tokens:
+        tokens = self._policy.slice(situation)
+        if tokens >= left_tokens:
             return left_tokens
-        return max(chosen.tokens // self._page_tokens, 1) * self._page_tokens
+        pages = max(tokens // self._page_tokens, 1 if tokens > 0 or not running else 0)
+        return min(pages * self._page_tokens, left_tokens)
+
+    def _pays_mixed(self, hist_tokens: int, tokens: int, running: Sequence[RunningRound]) -> bool:
+        context_tokens = sum([round_.context_tokens for round_ in running])
+        return mixing_pays(self._model, hist_tokens, tokens, len(running), context_tokens, self._parallelism)
 
 
 def is_taken_over(is_handed_over: bool, missing_tokens: int, page_tokens: int) -> bool:

@@ -7,10 +7,8 @@ simulator in virtual time.
 from __future__ import annotations
 
 import random
-from bisect import insort
 from collections.abc import Callable
 from enum import Enum
-from math import inf
 from typing import Final
 
 from ampd.perf.model import PerformanceModel
@@ -33,7 +31,6 @@ class Stage(Enum):
     FETCHING = "fetching"
     READY = "ready"
     COMPUTING = "computing"
-    DISPLACED = "displaced"
     LEFT = "left"
 
 
@@ -42,7 +39,6 @@ _WAITING: Final = Stage.WAITING
 _FETCHING: Final = Stage.FETCHING
 _READY: Final = Stage.READY
 _COMPUTING: Final = Stage.COMPUTING
-_DISPLACED: Final = Stage.DISPLACED
 _LEFT: Final = Stage.LEFT
 
 
@@ -51,19 +47,17 @@ class Pass:
 
     Attributes:
         members: the prefills that have not left, in the order in which they were picked.
-        ending: those whose last pass the engine has begun.
     """
 
-    __slots__ = ("ending", "members")
+    __slots__ = ("members",)
 
     def __init__(self, members: list[QueueEntry]) -> None:
         self.members = members
-        self.ending: list[QueueEntry] = []
 
     @property
     def has_slot(self) -> bool:
         """Whether it needs a slot still."""
-        return len(self.ending) < len(self.members)
+        return any(not entry.is_ending for entry in self.members)
 
     @property
     def tasks(self) -> list[PrefillTask]:
@@ -77,17 +71,19 @@ class QueueEntry:
     Attributes:
         task: what is left of the prefill.
         fetches: the prefill has a history to read before it is computed.
+        is_ending: the engine has begun its last pass.
         on_turn: called with the entry when it turns FETCHING (the policy has picked it, its history is to be read) and
             when it turns COMPUTING (its pass has a slot).
         picked: the pass for which the policy picked the prefill. None: it waits, or it left while it waited.
     """
 
-    __slots__ = ("fetches", "on_turn", "picked", "stage", "task")
+    __slots__ = ("fetches", "is_ending", "on_turn", "picked", "stage", "task")
 
     def __init__(self, task: PrefillTask, fetches: bool, on_turn: Callable[[QueueEntry], None]) -> None:
         self.task = task
         self.fetches = fetches
         self.on_turn = on_turn
+        self.is_ending = False
         self.stage = _WAITING
         self.picked: Pass | None = None
 
@@ -101,10 +97,8 @@ class PrefillQueue:
     compute in the order in which they were picked. A pass starts when all its members are READY, and gives its slot
     back when all of them have left.
 
-    An engine that shares passes tells when it begins the last pass for a prefill (`ending`). The slot is free then.
-
-    A pass that waits for the decode batch has a slot. Between `pause` and `resume` its prefills may lose it to one with
-    a tighter TTFT target.
+    The engine tells with each pass what is left of a prefill. With its last pass the slot is free, because the engine
+    would know the next prefill when that pass ends.
 
     A policy may also answer that it waits. It is asked again after that time, or earlier if the queue changes.
 
@@ -118,7 +112,6 @@ class PrefillQueue:
         waiting: prefills that are not picked, in order of arrival.
         staged: passes that are picked and have no slot yet.
         computing: passes that have a slot.
-        displaced: paused prefills that lost their slot. They are not picked before they resume.
         postponements: how often a later prefill was picked before an earlier one.
     """
 
@@ -137,8 +130,6 @@ class PrefillQueue:
         self.waiting: list[QueueEntry] = []
         self.staged: list[Pass] = []
         self.computing: list[Pass] = []
-        self.displaced: list[QueueEntry] = []
-        self._paused: list[QueueEntry] = []
         self.postponements = 0
         self._advancing = False
         self._listed: Queue | None = None
@@ -163,41 +154,19 @@ class PrefillQueue:
             entry.stage = _READY
             self._advance()
 
-    def correct(self, entry: QueueEntry, task: PrefillTask) -> None:
-        """The part of a prefill that is left is now known better. Its place stays."""
-        self._listed = None
-        entry.task = task
-        self._on_change()
+    def passes(self, entry: QueueEntry, left_tokens: int, *, is_last: bool) -> None:
+        """The engine has begun a pass over a COMPUTING prefill, of which `left_tokens` are left after it.
 
-    def pause(self, entry: QueueEntry) -> None:
-        """A COMPUTING prefill computes nothing until `resume`, because it waits for the decode batch.
-
-        It loses its slot if a prefill waits, or comes, that has a tighter TTFT target than those of its pass.
+        The last pass counts as what was left before it.
         """
-        if entry.stage is _COMPUTING:
-            self._paused.append(entry)
-            self._advance()
-
-    def resume(self, entry: QueueEntry) -> bool:
-        """End a pause. False: the slot was lost, and the prefill waits for another one at its place by arrival."""
-        if entry.stage is not _DISPLACED:
-            self._paused = [paused for paused in self._paused if paused is not entry]
-            return True
-        self.again(entry, entry.task)
-        return False
-
-    def ending(self, entry: QueueEntry) -> None:
-        """The engine has begun its last pass for a COMPUTING prefill, and would know the next one when that ends."""
-        if entry.stage is _COMPUTING and entry.picked is not None and entry not in entry.picked.ending:
-            entry.picked.ending.append(entry)
-            self._advance()
-
-    def again(self, entry: QueueEntry, task: PrefillTask) -> None:
-        """The rest `task` of a COMPUTING or DISPLACED prefill waits for a slot by its arrival; a slot is given back."""
-        if entry.stage in (_COMPUTING, _DISPLACED):
-            self._take_out(entry)
-            entry.task, entry.fetches, entry.stage, entry.picked = task, False, _WAITING, None
-            insort(self.waiting, entry, key=lambda waiting: waiting.task.arrival_s)
+        if entry.stage is not _COMPUTING:
+            return
+        if left_tokens:
+            self._listed = None
+            left_tokens = min(left_tokens, entry.task.context_tokens)
+            entry.task = entry.task.with_tokens(entry.task.context_tokens - left_tokens, left_tokens)
+        if is_last and not entry.is_ending:
+            entry.is_ending = True
             self._advance()
 
     def leave(self, entry: QueueEntry) -> None:
@@ -213,7 +182,6 @@ class PrefillQueue:
             return self._listed
         tasks = [entry.task for picked in self.computing for entry in picked.members]
         tasks += [entry.task for picked in self.staged for entry in picked.members]
-        tasks += [entry.task for entry in self.displaced]
         tasks += [entry.task for entry in self.waiting]
         self._listed = Queue(tasks)
         return self._listed
@@ -223,16 +191,11 @@ class PrefillQueue:
 
     def _take_out(self, entry: QueueEntry) -> None:
         self._listed = None
-        if entry.stage is _DISPLACED:
-            self.displaced.remove(entry)
-            return
-        self._paused = [paused for paused in self._paused if paused is not entry]
         if entry.picked is None:
             self.waiting.remove(entry)
             return
         members = entry.picked.members
         members.remove(entry)
-        entry.picked.ending = [ending for ending in entry.picked.ending if ending is not entry]
         if not members:
             (self.computing if entry.picked in self.computing else self.staged).remove(entry.picked)
 
@@ -244,24 +207,11 @@ class PrefillQueue:
         # The policy is asked below. If there is no room, the next prefill that leaves asks it.
         self._picker.cancel_wait()
         try:
-            self._displace_paused()
             while self._start_next() or self._pick_next():
                 pass
         finally:
             self._advancing = False
         self._on_change()
-
-    def _displace_paused(self) -> None:
-        """Take the slot from the paused prefills for which a more urgent one waits."""
-        if not self._paused:
-            return
-        tightest_s = min((entry.task.slo.ttft_s for entry in self.waiting), default=inf)
-        for entry in list(self._paused):
-            assert entry.picked is not None
-            if tightest_s < min(task.slo.ttft_s for task in entry.picked.tasks):
-                self._take_out(entry)
-                entry.stage, entry.picked, entry.fetches = _DISPLACED, None, False
-                self.displaced.append(entry)
 
     def _slots_taken(self) -> int:
         return sum([picked.has_slot for picked in self.computing])

@@ -371,7 +371,7 @@ class StateStore:
             await self.ping()
             return ""
         words = answer if isinstance(answer, list) else []
-        return next((_text(value) for name, value in pairwise(words) if name == b"mode"), "")
+        return next((_text(_read(bytes, value)) for name, value in pairwise(words) if name == b"mode"), "")
 
     async def close(self) -> None:
         """Release connections."""

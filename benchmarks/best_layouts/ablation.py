@@ -20,7 +20,7 @@ from ampd.documents import check_writable
 from ampd.errors import guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks import markdown_table
-from benchmarks.best_layouts.entries import Engine, Entry, on, settings_named
+from benchmarks.best_layouts.entries import Entry, settings_named
 from benchmarks.best_layouts.search import CRITERIA, Searcher, first_start
 from benchmarks.best_layouts.table import ratio
 from benchmarks.geometric import geometric_mean
@@ -42,7 +42,6 @@ CHANGED = (
     replace(OURS, label="routing always-remote", routing="always-remote"),
     replace(OURS, label="ordering fcfs", ordering="fcfs"),
     replace(OURS, label="slicing whole", slicing="whole"),
-    replace(on(Engine.SHARES, [OURS])[0], label="shared passes"),
 )
 """Ours, with one term changed each."""
 

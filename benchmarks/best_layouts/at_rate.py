@@ -20,7 +20,7 @@ from pydantic import Field
 
 from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
-from benchmarks.best_layouts.entries import Engine, Entry, our_parts, ours, rivals, settings_named
+from benchmarks.best_layouts.entries import Entry, our_parts, ours, rivals, settings_named
 from benchmarks.policies.contest import Condition, run
 from benchmarks.policies.settings import Setting
 
@@ -55,7 +55,7 @@ def entries_of(setting: Setting, labels: str) -> list[Entry]:
     Raises:
         UserError: no entry is called so.
     """
-    every = [entry for engine in Engine for part in (ours, our_parts, rivals) for entry in part(setting, engine)]
+    every = [entry for part in (ours, our_parts, rivals) for entry in part(setting)]
     by_label = {entry.label: entry for entry in every}
     wanted = [label.strip() for label in labels.split(";")] if labels else list(by_label)
     if unknown := [label for label in wanted if label not in by_label]:

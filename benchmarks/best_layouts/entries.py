@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from itertools import product
 
 from ampd.errors import UserError
@@ -21,24 +20,6 @@ from benchmarks.policies.contestants import (
 from benchmarks.policies.settings import Setting, paper_settings, real_settings
 from planner.simulator.options import parse_groups
 
-
-class Engine(StrEnum):
-    """What the workers' engines do with a decode batch while they prefill."""
-
-    PAUSES = "pauses"
-    """A pass prefills or decodes, as SGLang's do unless they are told otherwise."""
-    SHARES = "shares passes"
-    """One pass does both."""
-
-
-def on(engine: Engine, contestants: Sequence[Contestant]) -> tuple[Contestant, ...]:
-    """Contestants of ours on this engine."""
-    if engine is Engine.PAUSES:
-        return tuple(contestants)
-    return tuple(replace(each, label=f"{each.label}, shared passes", slicing=_SHARED) for each in contestants)
-
-
-_SHARED = "slack(mixes=true)"
 OURS_FROM_EVEN = (OURS, OURS_STATIC)
 """Ours as it starts, on the even split. The first one is compared with all others."""
 _OUR_PARTS_ON_SPLITS = (OURS_STATIC, replace(OURS_STATIC, label="ours, mixed workers", are_mixed=True))
@@ -51,10 +32,8 @@ _DURATION_S = 150.0
 _NO_PART = ("always-local", "random remote")
 """Worse than another one by construction: the first leaves prefill workers idle, the second knows no queues."""
 _RIVALS = tuple(each for each in RIVALS if each.label not in _NO_PART and not each.is_fitted)
-_BORN_SHARING = ("co-located mixed passes",)
-"""Its passes are shared in any case."""
 _MAY_SHARE = ("deflection", "deflection window 32", "arrow", "threshold", "ampd", "ampd window 32", "first-remote")
-"""Policies of split workers that prefill where rounds decode, so that an engine with chunks can share their passes."""
+"""Policies of split workers that prefill where rounds decode, so that chunks that fit beside a step may serve them."""
 _TAICHI_CHUNKS = ((2048, 256), (1024, 512), (1024, 128), (512, 256), (512, 96), (256, 64))
 """Tokens of a prefill-heavy and of a decode-heavy chunk: TaiChi's source searches them for a workload."""
 _RIVALS_ON_SPLITS = tuple(each for each in _RIVALS if not each.is_unsplit)
@@ -124,42 +103,36 @@ def settings_named(only: str | None) -> list[Setting]:
     return chosen
 
 
-def ours(setting: Setting, engine: Engine) -> list[Entry]:
+def ours(setting: Setting) -> list[Entry]:
     """Ours on the even split."""
-    return _unsplit(on(engine, OURS_FROM_EVEN), setting)
+    return _unsplit(OURS_FROM_EVEN, setting)
 
 
-def our_parts(setting: Setting, engine: Engine) -> list[Entry]:
+def our_parts(setting: Setting) -> list[Entry]:
     """Every static layout of our own parts, the even split and co-location included."""
-    colocated, on_splits = on(engine, _OUR_PARTS_COLOCATED), on(engine, _OUR_PARTS_ON_SPLITS)
-    return [*_unsplit(colocated, setting), *_on_splits(on_splits, setting)]
+    return [*_unsplit(_OUR_PARTS_COLOCATED, setting), *_on_splits(_OUR_PARTS_ON_SPLITS, setting)]
 
 
-def rivals(setting: Setting, engine: Engine) -> list[Entry]:
-    """Every rival with this engine on every split of the workers, and those whose workers are all alike."""
-    shares = engine is Engine.SHARES
-    entries = [*_unsplit(_RIVALS_UNSPLIT, setting), *_on_splits(_RIVALS_ON_SPLITS, setting)]
-    entries = [entry for entry in entries if (entry.contestant.label in _BORN_SHARING) is shares]
-    if not shares:
-        return entries
-    on_splits = [*(_in_shared_chunks(each) for each in _RIVALS if each.label in _MAY_SHARE), *_taichi_sharing()]
-    colocated = [_in_shared_chunks(each) for each in _COLOCATED_CHUNKED]
-    return [*entries, *_on_splits(on_splits, setting), *_unsplit(colocated, setting)]
+def rivals(setting: Setting) -> list[Entry]:
+    """Every rival on every split of the workers, and those whose workers are all alike."""
+    chunked = [_in_chunks(each) for each in _RIVALS if each.label in _MAY_SHARE and each.slicing == "whole"]
+    on_splits = [*_RIVALS_ON_SPLITS, *chunked, *_taichi_chunks()]
+    return [*_unsplit(_RIVALS_UNSPLIT, setting), *_on_splits(on_splits, setting)]
 
 
-def _in_shared_chunks(rival: Contestant) -> Contestant:
-    return replace(rival, label=f"{rival.label}, shared passes", slicing="itl-chunks(mixes=true)")
+def _in_chunks(rival: Contestant) -> Contestant:
+    return replace(rival, label=f"{rival.label} chunked", slicing="itl-chunks")
 
 
-def _taichi_sharing() -> Iterator[Contestant]:
+def _taichi_chunks() -> Iterator[Contestant]:
     taichi = next(each for each in _RIVALS if each.label == "taichi")
     for prefill, decode in _TAICHI_CHUNKS:
         sizes = f"prefill_heavy_tokens={prefill},decode_heavy_tokens={decode}"
         yield replace(
             taichi,
-            label=f"taichi {prefill}/{decode}, shared passes",
+            label=f"taichi {prefill}/{decode}",
             routing=f"taichi({sizes})",
-            slicing=f"taichi({sizes},mixes=true)",
+            slicing=f"taichi({sizes})",
         )
 
 

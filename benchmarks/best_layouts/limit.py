@@ -43,7 +43,7 @@ class LeastWork:
     """The least worker time that prefills and decode steps need, in seconds.
 
     A pass of several parts takes at least the sum of their least times, also if it is a step of the batch
-    (`ampd.policies.passes.mixed_pass_s`). This is so for the analytic models of `ampd.perf.presets`.
+    (`PerformanceModel.mixed_pass_s`). This is so for the analytic models of `ampd.perf.presets`.
     """
 
     def __init__(self, model: PerformanceModel, parallelism: Parallelism) -> None:

@@ -8,21 +8,21 @@ from pathlib import Path
 
 from ampd.errors import UserError
 from benchmarks import result_files
-from benchmarks.best_layouts.entries import Engine, Entry, rivals
+from benchmarks.best_layouts.entries import Entry, rivals
 from benchmarks.policies.settings import Setting
 
-_COLUMN = "best rival that pauses"
+_COLUMN = "best rival"
 _GOODPUT = re.compile(r"\S+( ± \S+)? (?P<label>\S.*)")
 
 
 def named_rivals(folder: Path, setting: Setting) -> list[Entry]:
-    """The rivals whose engine pauses that the tables of a folder name as the best ones of a setting.
+    """The rivals that the tables of a folder name as the best ones of a setting.
 
     Raises:
         UserError: the folder's tables name none, or one that does not exist.
     """
     labels = dict.fromkeys(_labels(folder, f"{setting.name} {setting.gpu}"))
-    by_label = {entry.label: entry for entry in rivals(setting, Engine.PAUSES)}
+    by_label = {entry.label: entry for entry in rivals(setting)}
     if not labels:
         raise UserError(f"--rivals-of: no table in {folder} has a row of {setting.name} {setting.gpu} with a rival")
     if unknown := [label for label in labels if label not in by_label]:

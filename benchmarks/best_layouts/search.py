@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.best_layouts.entries import Engine, Entry, our_parts, ours, rivals
+from benchmarks.best_layouts.entries import Entry, our_parts, ours, rivals
 from benchmarks.policies import contest
 from benchmarks.policies.campaign import Ledger, Task
 from benchmarks.policies.contest import TARGET, Found, Point, fields_of, measure, run
@@ -106,11 +106,11 @@ class Outcome:
 
     Attributes:
         ours: label of a contestant on the even split -> criterion -> rate.
-        best: `RIVAL` or `PARTS`, and the engine -> criterion -> the best entry.
+        best: `RIVAL` or `PARTS` -> criterion -> the best entry.
     """
 
     ours: Mapping[str, Mapping[str, float]]
-    best: Mapping[tuple[str, Engine], Mapping[str, Goodput]]
+    best: Mapping[str, Mapping[str, Goodput]]
 
 
 RIVAL, PARTS = "best rival", "best of our parts"
@@ -121,33 +121,27 @@ def first_start(setting: Setting) -> dict[str, float]:
     return dict.fromkeys(CRITERIA, 0.1 if setting.trace == "coding-agents" else 1.0)
 
 
-def first_outcome(searcher: Searcher, setting: Setting, pausing_rivals: Sequence[Entry] | None = None) -> Outcome:
+def first_outcome(searcher: Searcher, setting: Setting, only: Sequence[Entry] | None = None) -> Outcome:
     """The first seed: the best layouts are searched.
 
     Args:
-        pausing_rivals: the only rivals whose engine pauses that are tried; None: all.
+        only: the only rivals that are tried; None: all.
     """
     near = first_start(setting)
-    best: dict[tuple[str, Engine], Mapping[str, Goodput]] = {}
-    found: dict[str, Mapping[str, float]] = {}
-    for engine in Engine:
-        best[PARTS, engine] = searcher.best(our_parts(setting, engine), 0, near)
-        near = _positive({criterion: goodput.rate for criterion, goodput in best[PARTS, engine].items()})
-        named = pausing_rivals if engine is Engine.PAUSES else None
-        best[RIVAL, engine] = searcher.best(rivals(setting, engine) if named is None else named, 0, near)
-        for entry in ours(setting, engine):
-            found[entry.contestant.label] = searcher.goodput(entry, 0, near)
+    best = {PARTS: searcher.best(our_parts(setting), 0, near)}
+    near = _positive({criterion: goodput.rate for criterion, goodput in best[PARTS].items()})
+    best[RIVAL] = searcher.best(rivals(setting) if only is None else only, 0, near)
+    found = {entry.contestant.label: searcher.goodput(entry, 0, near) for entry in ours(setting)}
     return Outcome(found, best)
 
 
 def further_outcome(searcher: Searcher, setting: Setting, seed: int, first: Outcome) -> Outcome:
     """Another seed: ours, and the entries that were the best ones at the first seed."""
     found = {}
-    for engine in Engine:
-        for entry in ours(setting, engine):
-            label = entry.contestant.label
-            found[label] = searcher.goodput(entry, seed, _positive(first.ours[label]))
-    best: dict[tuple[str, Engine], dict[str, Goodput]] = {}
+    for entry in ours(setting):
+        label = entry.contestant.label
+        found[label] = searcher.goodput(entry, seed, _positive(first.ours[label]))
+    best: dict[str, dict[str, Goodput]] = {}
     for kind, by_criterion in first.best.items():
         start = _positive({criterion: goodput.rate for criterion, goodput in by_criterion.items()})
         best[kind] = {

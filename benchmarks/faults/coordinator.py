@@ -16,8 +16,8 @@ def install() -> None:
 
     start = Coordinator.start
 
-    async def controlled(coordinator: Coordinator) -> None:
-        await start(coordinator)
+    async def controlled(coordinator: Coordinator, keys: tuple[bytes, ...] = ()) -> None:
+        await start(coordinator, keys)
         coordinator.control = await open_control(lambda: figures(coordinator))  # type: ignore[attr-defined]
 
     Coordinator.start = controlled
@@ -30,7 +30,7 @@ def figures(coordinator: Any) -> dict[str, Any]:
     views = (*coordinator.view.decode(), *coordinator.view.prefill())
     return {
         "rounds": coordinator.running,
-        "watched calls": len(coordinator._services.access.guard._streams),
+        "rounds at workers": len(coordinator._ends._runs),
         "undeleted bindings": len(coordinator._services.access.undeleted),
         "background work": len(coordinator._background._tasks),
         "queued": sum(len(view.queue) for view in views),

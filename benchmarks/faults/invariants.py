@@ -18,7 +18,7 @@ MUST_BE_ZERO = (
     "session tokens",
     "kept sessions",
     "NIXL reads",
-    "watched calls",
+    "rounds at workers",
     "undeleted bindings",
     "background work",
 )

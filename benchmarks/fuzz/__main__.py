@@ -37,7 +37,6 @@ from benchmarks.fuzz.redis_answers import FuzzedRedis
 from benchmarks.fuzz.relayed import FuzzedRelay
 from benchmarks.fuzz.sessions import FuzzedSessions
 from benchmarks.fuzz.target import Failure, Target, try_one
-from benchmarks.fuzz.worker_answers import FuzzedCoordinator
 from benchmarks.fuzz.workers import FuzzedWorker
 
 _MOST_SHOWN = 20
@@ -57,8 +56,7 @@ def all_targets() -> Iterator[list[Target]]:
         without_state = [*with_files, *(target for kind in of_messages for target in kind.targets())]
         relay = stack.enter_context(closing(FuzzedRelay()))
         redis = stack.enter_context(closing(FuzzedRedis()))
-        coordinator = stack.enter_context(closing(FuzzedCoordinator()))
-        with_state = (worker, reader, sessions, relay, redis, coordinator)
+        with_state = (worker, reader, sessions, relay, redis)
         yield [*without_state, *(target for each in with_state for target in each.targets())]
 
 

@@ -66,7 +66,15 @@ _TESTER = {"id": "x", "block_size": 10, "requests": [
      "requests": [{"t": 0.5, "type": "n", "in": 20, "out": 2, "hash_ids": [7], "api_time": 1.0}]},
 ]}  # fmt: skip
 _AT = "2026-06-09T13:42:47.091Z"
-_AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:05.9,110,27\n"
+_TEXTS = {
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97996,4808,10\n2023-11-16 18:17:05.9,110,2",
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,472,18,490,API log\n",
+    "vllm": "(APIServer pid=7) INFO 11-28 20:00:01 [logger.py:47] Received request chatcmpl-a: prompt: 'x y', params: "
+    "SamplingParams(n=1, stop=[]), prompt_token_ids: [1, 2], lora_request: None.\n"
+    "INFO 11-28 20:00:03 [logger.py:80] Generated response chatcmpl-a: output: 'z', output_token_ids: [8, 9], x\n",
+    "sglang": "[2026-11-28T20:00:02] Finish: obj=GenerateReqInput(rid='x', text='x y', input_ids=[1, 2]), "
+    "out={'text': 'z', 'meta_info': {'prompt_tokens': 9, 'completion_tokens': 2, 'e2e_latency': 2.0}}\n",
+}
 
 _LINES: dict[str, list[Any]] = {
     "mooncake": [_MOON, {**_MOON, "delay": 700, "hash_ids": [1, 3, 4]}],
@@ -113,7 +121,7 @@ _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
     (CoordinatorSettings, "--model /m --ttft 2 --itl 0.1 --routing predictive(overlap=1) --retries 3 --lease-s=5"),
     (
         WorkerSettings,
-        "--role decode --engine modelled --model /m --tp 2 --ordering on-time --slicing slack(quantum=0.2)",
+        "--role decode --engine modelled --model /m --tp 2 --ordering on-time --slicing slack",
     ),
     (
         ServeSettings,
@@ -137,7 +145,7 @@ _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
     ),
 )
 _POLICIES = (
-    ("routing", "ampd(alpha=0.7,beta=0.5)"), ("ordering", "ampd(window=8)"), ("slicing", "slack(quantum=0.15)"),
+    ("routing", "ampd(alpha=0.7,beta=0.5)"), ("ordering", "ampd(window=8)"), ("slicing", "slack"),
     ("pools", "predictive"), ("binding", "least-kv"), ("routing", "threshold(tokens=512)"),
 )  # fmt: skip
 _URLS = (
@@ -165,7 +173,8 @@ def targets(folder: Path) -> Iterator[Target]:
         yield _format(folder, name, ".jsonl", lambda rng, rows=rows: _lines(rng, rows))
     for name, value in _WHOLE.items():
         yield _format(folder, name, ".json", lambda rng, value=value: _encoded(rng, changed_json(rng, value)))
-    yield _format(folder, "azure", ".csv", lambda rng: _encoded(rng, changed_text(rng, _AZURE)))
+    for name, text in _TEXTS.items():
+        yield _format(folder, name, ".log", lambda rng, text=text: _encoded(rng, changed_text(rng, text)))
     yield Target("settings", _arguments, _parse_settings, (UserError,))
     yield Target("policy", _policy, lambda given: create_named(*given), (UserError,))
     yield Target("state-url", lambda rng: changed_text(rng, rng.choice(_URLS)), check_url, (UserError,))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from ampd.call_signatures import Signer
-from ampd.wire import KV_ENDPOINT
+from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT
 from benchmarks.fuzz.mutations import changed
 from benchmarks.fuzz.target import Target
 from router.calls import DynamoCalls
@@ -30,7 +30,9 @@ def _answer(rng: random.Random) -> Any:
 
 
 def _ask(answer: Any) -> None:
-    asyncio.run(_ask_both(DynamoCalls({KV_ENDPOINT: _Endpoint(answer)}, Signer((), "c"))))
+    asyncio.run(
+        _ask_both(DynamoCalls(dict.fromkeys((GENERATE_ENDPOINT, KV_ENDPOINT), _Endpoint(answer)), Signer((), "c")))
+    )
 
 
 async def _ask_both(calls: DynamoCalls) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -17,6 +19,18 @@ from ampd.cli.top import snapshot_of
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
+from ampd.round_end import (
+    Begun,
+    Hello,
+    PrefillFailed,
+    RoundEnded,
+    Running,
+    Taken,
+    TakenOver,
+    Told,
+    encode_told,
+    read_told,
+)
 from ampd.serving.local_only import uncarried_option
 from ampd.serving.placement import PlacementPolicies, prefill_task
 from ampd.state import codec
@@ -87,10 +101,16 @@ _EVENTS = (
 )  # fmt: skip
 _MOST_WORKERS = 20
 _REPORT: dict[str, Any] = {
-    **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes", "slices"), 160),
+    **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes"), 160),
     **dict.fromkeys(("queued_s", "prefill_s", "kv_read_s", "reload_s"), 0.5),
     "hit_tokens": {"device": 80, "peer": 80}, "decode_batch": 3, "decode_context_tokens": 5000, "kv_read_error": "gone",
 }  # fmt: skip
+_ENDED = RoundEnded("r1", "complete", tokens=b"\1\0\0\0", has_begun=True, ttft_s=0.1, decode=cast(RoundReport, _REPORT))
+_TOLD: tuple[Told, ...] = (
+    Hello("d1"), Taken("r1"), Begun("r1"), PrefillFailed("r1", "p1", "lost", "gone", status=503), _ENDED,
+    TakenOver("s", cast(RoundReport, _REPORT)), Running(["r1", "r2"]),
+)  # fmt: skip
+_UNDAMAGED = 0.7
 _MODEL = load_performance_model("tiny-cpu")
 _SECTIONS = (Section("k", 2, 4, 128), Section("v", 2, 4, 128))
 _GEOMETRY = KvGeometry("f" * 64, 16, (PoolGeometry("kv", _SECTIONS), PoolGeometry("swa", _SECTIONS, 4)))
@@ -110,6 +130,7 @@ def targets() -> Iterator[Target]:
     yield _record("coordinator", coordinator, lambda text: _show(codec.decode_coordinator(text)))
     yield Target("snapshot", _stored, _read_stored, (codec.CodecError,))
     yield Target("round report", lambda rng: changed(rng, _REPORT, 4), _take_report, (ValueError,))
+    yield Target("end of a round", _told, _read_told, (ValueError, EOFError))
     yield Target("error text", _error_text, parse_error, ())
     yield Target("signature", _signed, _verify, ())
     yield Target("descriptor", _descriptor, _read_descriptor, (ValueError,))
@@ -232,6 +253,27 @@ def _read_stored(given: tuple[bytes, list[bytes]]) -> None:
 def _error_text(rng: random.Random) -> str:
     text = 'Backend<Unknown>: {"message": "ampd-error 503: the engine is starting", "code": 503}'
     return changed_text(rng, changed_text(rng, text))
+
+
+def _told(rng: random.Random) -> bytes:
+    told = rng.choice(_TOLD)
+    data = encode_told(told, Signer((), "d1"), "c1")
+    with suppress(OverflowError, TypeError, UnicodeError):  # of values that cannot be sent
+        fields = changed(rng, msgspec.to_builtins(told, builtin_types=(bytes,)), 3)
+        data = encode_told(fields, Signer((), "d1"), "c1")
+    return data if rng.random() < _UNDAMAGED else changed_bytes(rng, data)
+
+
+def _read_told(data: bytes) -> None:
+    async def read() -> None:
+        reader = asyncio.StreamReader()
+        reader.feed_data(data)
+        reader.feed_eof()
+        told = await read_told(reader, Verifier((), "c1"))
+        if isinstance(told, RoundEnded) and told.decode:
+            msgspec.convert(told.decode, RoundReport)
+
+    asyncio.run(read())
 
 
 def _take_report(value: Any) -> None:

@@ -87,10 +87,10 @@ class FuzzedWorker:
         model: Any = _NoTimes()
         engine = ModelledEngine(read_model_folder(folder), model, Parallelism(), _KV_TOKENS, _KV_TOKENS)
         settings = WorkerSettings(role="decode", engine="modelled", model=folder, log_rounds="none")
-        ordering, slicing = create_named("ordering", "fcfs"), create_named("slicing", "whole")
+        ordering = create_named("ordering", "fcfs")
         store = cast(StateStore, None)  # nothing is published
         times = CorrectedModel(model, Parallelism())
-        parts = WorkerParts("d1", settings, engine, store, times, ordering, slicing)
+        parts = WorkerParts("d1", settings, engine, store, times, ordering)
         await engine.start()
         engine.kv.connect(self._peers, parts.held)
         return parts

@@ -69,17 +69,9 @@ ABLATION = (
     replace(OURS, label="ordering fcfs", ordering="fcfs"),
     replace(OURS, label="ordering ampd window 32", ordering=_WIDE),
     replace(OURS, label="routing always-remote", routing="always-remote"),
-    replace(
-        OURS,
-        label="misses of a session weigh alike",
-        routing="predictive(missed_weight=1)",
-        ordering="on-time(missed_weight=1)",
-    ),
     replace(OURS, label="no share for the late", ordering="on-time(late_share=0)"),
-    replace(OURS, label="slices as long as the batch allows", slicing="slack(quantum=1000)"),
     replace(OURS, label="no long prefill local while decoding", routing="predictive(least_share=1)"),
     replace(OURS, label="no spread", routing="predictive(spread=0)"),
-    replace(OURS, label="no headroom", routing="predictive(headroom=1)", ordering="on-time(headroom=1)"),
 )
 """Ours with one term less."""
 

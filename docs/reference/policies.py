@@ -30,7 +30,7 @@ _KINDS = {
     "binding": "Which decode worker owns a new session.",
     "routing": "Where a round is prefilled: on the session's decode worker (local) or on a prefill worker (remote).",
     "ordering": "Which waiting prefill of a queue runs next.",
-    "slicing": "How a prefill on a decode worker shares the worker with the batch that decodes there.",
+    "slicing": "What the engine of a worker computes in its next pass: prefills, a step of the decode batch, or both.",
     "pools": "Which role each worker has.",
 }
 

@@ -1,4 +1,4 @@
-"""One engine replica in virtual time: prefill passes come before decode steps, and pause them or are steps too.
+"""One engine replica in virtual time, which asks before each pass what to compute.
 
 Decode steps are not events. A run of steps is planned up to the first request that ends. A request that comes in
 between cuts the run after the step in progress.
@@ -7,12 +7,13 @@ between cuts the run after the step in progress.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import inf
 
 from ampd.perf.corrections import MIXED, PREFILL, STEP, CorrectedModel
-from ampd.policies.passes import joined_tokens, mixed_pass_s
-from ampd.serving.pass_sizes import PassSizes
-from ampd.types import Parallelism, RunningRound
+from ampd.perf.model import PerformanceModel, joined_tokens
+from ampd.serving.pass_sizes import NextPass, PassSizes
+from ampd.types import Parallelism, Role, RunningRound
 from planner.simulator.decode_batch import DecodeBatch, StepRun
 from planner.simulator.kv_memory import KvMemory, Reloads
 from planner.simulator.options import World
@@ -32,6 +33,7 @@ class SimulatedEngine:
     Args:
         times: compares the times of passes with those that it predicts; None: they are not compared.
         reloads: of a worker with a KV store.
+        role: the role that the worker has now.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SimulatedEngine:
         world: World,
         times: CorrectedModel | None = None,
         reloads: Reloads | None = None,
+        role: Callable[[], Role] = lambda: Role.DECODE,
     ) -> None:
         self._worker_id = worker_id
         self._parallelism = parallelism
@@ -52,9 +55,8 @@ class SimulatedEngine:
         self._hand_over_pass = world.options.hand_over_pass
         self._spans = world.spans
         self._reloads = reloads
-        self._sizes: PassSizes | None = None  # of passes that are steps of the batch too; None: the batch pauses
-        if (slicing := world.policies.slicing).shares_passes:
-            self._sizes = PassSizes(slicing, times or world.belief, parallelism, memory.page_tokens)
+        self._sizes = PassSizes(world.policies.slicing, times or world.belief, parallelism, memory.page_tokens, role)
+        self._has_paused = False
         self._times = times
         self._computed = (PREFILL, 0.0, 0.0)  # of the pass in progress: kind, predicted and true time
         self.batch = DecodeBatch(world.options.window_s, world.gaps)
@@ -113,32 +115,31 @@ class SimulatedEngine:
 
     def _next_prefill(self) -> None:
         """Begin a pass that prefills, or a step of the batch alone if the slicing wants one first."""
-        if not self.batch:
-            self._prefill_pass()
-        elif self._sizes is not None:
-            parts = self._prefilling.begin_beside(self._tokens_beside(self._sizes))
-            if parts:
-                self._mixed_pass(parts)
-                self._tell_last_passes()
-            else:
-                self._decode_run(1)
-        elif self._prefilling.mixes:
-            self._mixed_pass(self._prefilling.begin())
-        else:
-            self._prefill_pass()
-
-    def _tell_last_passes(self) -> None:
+        chosen = self._chosen()
+        parts = self._prefilling.begin(chosen.tokens)
+        if not parts:
+            self._decode_run(1)
+            return
+        self._begin_pass(parts, is_mixed=chosen.is_mixed)
+        is_beside = bool(self.batch)
         for request, tokens in tuple(self._prefilling.in_pass):
-            if tokens == request.left_tokens and request.on_last_pass is not None:
-                request.on_last_pass()
+            if request.on_pass is not None:
+                left_tokens = request.left_tokens - tokens
+                request.on_pass(left_tokens, is_last=is_beside and not left_tokens)
 
-    def _tokens_beside(self, sizes: PassSizes) -> int:
-        """Tokens of waiting prefills that the next step of the batch takes with it."""
-        oldest, now_s = self._prefilling.oldest, self._loop.now_s
-        if oldest is None:
-            return 0
-        rounds = self.running(now_s, oldest.slo.itl_s, with_lost=False)
-        return sizes.tokens(oldest, self._prefilling.left_tokens, rounds, now_s)
+    def _chosen(self) -> NextPass:
+        prefilling, now_s = self._prefilling, self._loop.now_s
+        oldest = prefilling.oldest
+        itl_slo_s = inf if oldest is None else oldest.slo.itl_s
+        rounds = self.running(now_s, itl_slo_s, with_lost=False) if self.batch else ()
+        return self._sizes.next(
+            oldest,
+            prefilling.left_tokens,
+            rounds,
+            now_s,
+            handed_over=prefilling.handed_over,
+            has_paused=self._has_paused,
+        )
 
     def _admit(self) -> None:
         waiting, memory = self._waiting, self._memory
@@ -161,16 +162,21 @@ class SimulatedEngine:
             else:
                 self._prefilling.add(request)
 
-    def _prefill_pass(self) -> None:
-        """Everything that was admitted, whole, in one pass."""
+    def _begin_pass(self, parts: Sequence[Part], *, is_mixed: bool) -> None:
         self._busy = True
-        now_s, parts = self._loop.now_s, self._prefilling.begin()
-        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
-        computed_s = self._model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
+        now_s, batch = self._loop.now_s, len(self.batch)
+        computed_s = self._pass_s(self._model, parts, is_mixed=is_mixed)
         if self._times is not None:
-            predicted_s = self._times.prefill_s(hist_tokens, incr_tokens, self._parallelism)
-            self._computed = (PREFILL, predicted_s, computed_s)
-        self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_prefill_pass, now_s)
+            predicted_s = self._pass_s(self._times, parts, is_mixed=is_mixed)
+            self._computed = (MIXED if is_mixed else PREFILL, predicted_s, computed_s)
+        self._has_paused = batch > 0 and not is_mixed
+        self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_pass, (now_s, is_mixed))
+
+    def _pass_s(self, model: PerformanceModel, parts: Sequence[Part], *, is_mixed: bool) -> float:
+        if is_mixed:
+            return model.mixed_pass_s(parts, len(self.batch), self.batch.context_tokens, self._parallelism)
+        hist_tokens, incr_tokens = parts[0] if len(parts) == 1 else joined_tokens(parts)
+        return model.prefill_s(hist_tokens, incr_tokens, self._parallelism)
 
     def _with_reloads_s(self, computed_s: float) -> float:
         """Time of a pass whose layers are computed while the KV of later layers is reloaded."""
@@ -178,20 +184,22 @@ class SimulatedEngine:
             return computed_s
         return max(computed_s, self._prefilling.take_reload_s())
 
-    def _end_prefill_pass(self, start_s: float) -> None:
+    def _end_pass(self, begun: tuple[float, bool]) -> None:
+        start_s, is_mixed = begun
         self._note_prefills(start_s)
-        self._measure(1)
+        if is_mixed:
+            self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
+        else:
+            self._measure(1)
         self._complete(self._prefilling.end())
 
-    def _complete(self, done: list[SimulatedRequest], *, is_late: bool = True) -> None:
+    def _complete(self, done: list[SimulatedRequest]) -> None:
         """Call the owners of prefilled requests, and begin what comes next.
 
-        Args:
-            is_late: requests that the owners submit in these calls are too late for it, because an engine learns of
-                them during its next step. An engine that cuts prefills itself, as those of some rivals do, knows the
-                next slice before.
+        Requests that the owners submit in these calls are too late for it, because an engine learns of them during its
+        next step.
         """
-        self._is_ending_pass = is_late
+        self._is_ending_pass = True
         for request in done:
             self._prefilled(request)
         self._is_ending_pass = False
@@ -221,24 +229,6 @@ class SimulatedEngine:
         # The last token was generated but never read, so it has no KV yet.
         self._memory.settle(request.session_id, request.total_tokens - bool(request.output_tokens))
         request.on_done(request, self._loop.now_s)
-
-    # -- passes that are a step of the batch too: all of them, or those for which the slicing says so
-
-    def _mixed_pass(self, parts: Sequence[Part]) -> None:
-        """One pass over the parts that is also a step of the decode batch."""
-        self._busy = True
-        now_s = self._loop.now_s
-        batch, context_tokens = len(self.batch), self.batch.context_tokens
-        computed_s = mixed_pass_s(self._model, parts, batch, context_tokens, self._parallelism)
-        if self._times is not None:
-            predicted_s = mixed_pass_s(self._times, parts, batch, context_tokens, self._parallelism)
-            self._computed = (MIXED, predicted_s, computed_s)
-        self._loop.at(now_s + self._with_reloads_s(computed_s), self._end_mixed_pass, now_s)
-
-    def _end_mixed_pass(self, start_s: float) -> None:
-        self._note_prefills(start_s)
-        self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
-        self._complete(self._prefilling.end(), is_late=self._sizes is not None)
 
     # -- decode
 
@@ -271,6 +261,7 @@ class SimulatedEngine:
 
     def _end_steps(self, run: StepRun) -> None:
         """Count finished steps, and finish the requests that have all their tokens."""
+        self._has_paused = False
         self._measure(run.steps)
         now_s = self._loop.now_s
         self.batch.finish(run, now_s)

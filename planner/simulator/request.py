@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from ampd.serving.pass_sizes import divided, is_taken_over
 from ampd.types import PrefillTask
 
 Part = tuple[int, int]
 """(KV that is there before the pass, tokens that the pass computes) of one prefill."""
+
+
+class OnPass(Protocol):
+    """What `SimulatedRequest.on_pass` is."""
+
+    def __call__(self, left_tokens: int, *, is_last: bool) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +33,8 @@ class SimulatedRequest:
         is_handed_over: its first token came elsewhere.
         history_tokens: tokens of the prompt whose KV had existed; counted once per round and worker, else 0.
         reload_s: time to copy its KV from the worker's store; the worker sets it when the request is admitted.
-        mixes: as in `ampd.policies.base.Compute`.
-        on_last_pass: called when its last pass beside a step of the batch begins; None: nothing is called.
+        on_pass: called when a pass begins, with what is left of its prefill after it, and if it is the last, beside
+            a batch; None: nothing is called.
         task: what was left of its prefill when it came; None: it has no targets.
         passed_tokens: of its missing tokens, those of passes that have ended.
         end_step: number of the decode step that generates its last token; the decode batch sets it.
@@ -45,8 +52,7 @@ class SimulatedRequest:
     is_handed_over: bool = False
     history_tokens: int = 0
     reload_s: float = 0.0
-    mixes: bool = False
-    on_last_pass: Callable[[], None] | None = None
+    on_pass: OnPass | None = None
     task: PrefillTask | None = None
     passed_tokens: int = 0
     end_step: int = 0
@@ -106,17 +112,12 @@ class Prefilling:
         self._requests.append(request)
 
     @property
-    def mixes(self) -> bool:
-        """Whether the next pass is a step of the decode batch, because the slicing says so."""
-        return any(request.mixes for request in self._requests)
+    def handed_over(self) -> list[int]:
+        """What each round misses that was prefilled elsewhere."""
+        return [each.left_tokens for each in self._requests if each.is_taken_over(self._page_tokens)]
 
-    def begin(self) -> list[Part]:
-        """Begin a pass over all of them, whole, and return its parts."""
-        self.in_pass = [(request, request.left_tokens) for request in self._requests]
-        return self._parts()
-
-    def begin_beside(self, most_tokens: int) -> list[Part]:
-        """Begin a pass that is a step of the batch too; no parts: there is nothing to compute.
+    def begin(self, most_tokens: int) -> list[Part]:
+        """Begin a pass, and return its parts; none: there is nothing to compute.
 
         Args:
             most_tokens: of the pass. Rounds that were prefilled elsewhere come first, and do not count.

@@ -8,18 +8,14 @@ from functools import partial
 from typing import Any
 
 from ampd.perf.corrections import READ
-from ampd.policies.base import Wait
 from ampd.serving.kv_tiers import history_tokens, reusable_tokens
 from ampd.serving.prefill_queue import Pass, QueueEntry, Stage
-from ampd.serving.slices import ComputeTo, LookUp, Rest, SliceStep, left_after, left_before, with_held
 from ampd.types import PrefillTask
 from planner.simulator.options import World
 from planner.simulator.outcome import Span
 from planner.simulator.request import SimulatedRequest
 from planner.simulator.sessions import ActiveRound
 from planner.simulator.worker import SimulatedWorker
-
-_REST = Rest()
 
 
 @dataclass(slots=True, eq=False)
@@ -134,7 +130,6 @@ class Rounds:
         self._loop = world.loop
         self._hand_over_s = world.options.hand_over_s
         self._page = world.options.page_size_tokens
-        self._is_sliced = not world.policies.slicing.is_whole
         self._links = Links(world)
         self._finish = finish
         self._joined: dict[Pass, list[ActiveRound]] = {}
@@ -174,91 +169,27 @@ class Rounds:
         if not round_.is_started:
             round_.is_started = True
             round_.record.queued_s = self._loop.now_s - entry.task.arrival_s
-            # Between slices nothing else protects the part that is computed.
-            round_.prefill.memory.protect(round_.record.session_id)
         picked = entry.picked
         assert picked is not None
         if len(picked.members) == 1:
-            self._step([round_])
+            self._compute([round_])
             return
         joined = self._joined.setdefault(picked, [])
         joined.append(round_)
         if len(joined) == len(picked.members):
             del self._joined[picked]
-            self._step(joined)
+            self._compute(joined)
 
-    def _step(self, members: Sequence[ActiveRound]) -> None:
-        """Compute a slice of the pass or all of it, or wait while the decode batch needs the worker."""
-        worker = members[0].prefill
-        step = self._next_step(members) if self._is_sliced else _REST
-        if isinstance(step, LookUp):
-            self._look_up(members[0])
-            step = self._next_step(members)
-        if isinstance(step, Rest):
-            self._compute_rest(members, step.mixes)
-        elif isinstance(step, ComputeTo):
-            self._compute_slice(members[0], step)
-        elif isinstance(step, Wait):
-            worker.batch_waits.wait(step.wait_s, partial(self._step, members))
-
-    def _next_step(self, members: Sequence[ActiveRound]) -> SliceStep:
-        first, now_s = members[0], self._loop.now_s
-        worker, tasks = first.prefill, [round_.task for round_ in members]
-        running = worker.engine.running(now_s, first.task.slo.itl_s)
-        return worker.slices.next(tasks, running, now_s, is_exact=first.is_exact)
-
-    def _look_up(self, round_: ActiveRound) -> None:
-        """Replace the history that the coordinator knew by what is really here."""
-        worker, entry = round_.prefill, round_.entry
-        assert entry is not None
-        held_tokens = worker.memory.held_tokens(entry.task.session_id)
-        held_tokens += round_.usable_read_tokens(held_tokens)
-        worker.queue.correct(entry, with_held(entry.task, held_tokens, self._page))
-        round_.is_exact = True
-
-    def _compute_slice(self, round_: ActiveRound, step: ComputeTo) -> None:
-        worker, session_id, end_tokens = round_.prefill, round_.record.session_id, step.end_tokens
-        held_tokens = worker.memory.held_tokens(session_id)
-
-        def done(_: SimulatedRequest, __: float) -> None:
-            assert round_.entry is not None
-            worker.queue.again(round_.entry, left_after(round_.task, end_tokens))
-
-        cached_tokens = held_tokens // self._page * self._page
-        read_tokens = round_.usable_read_tokens(held_tokens)
-        request = SimulatedRequest(session_id, end_tokens, cached_tokens, 0, None, done, read_tokens)
-        request.history_tokens = self._uncounted_history(round_)
-        request.mixes = step.mixes
-        self._note_turn(request, round_, left_before(round_.task, end_tokens))
-        worker.engine.submit(request)
-
-    def _note_turn(self, request: SimulatedRequest, round_: ActiveRound, task: PrefillTask) -> None:
-        """What an engine that shares passes needs to know, and tells."""
-        assert round_.entry is not None
-        request.task = task
-        request.on_last_pass = partial(round_.prefill.queue.ending, round_.entry)
-
-    def _uncounted_history(self, round_: ActiveRound) -> int:
-        """The history in full pages for the first request of a round; 0 for the later ones, which find it computed.
-
-        A prefix that is here because of other sessions is history too.
-        """
-        kept_tokens, round_.uncounted_tokens = round_.uncounted_tokens, None
-        if kept_tokens is None:
-            return 0
-        shared_tokens = round_.prefill.memory.prefix_tokens(round_.record.session_id)
-        return history_tokens(kept_tokens, shared_tokens, self._page)
-
-    def _compute_rest(self, members: Sequence[ActiveRound], mixes: bool) -> None:
-        """Hand whole prompts to the engine, for one pass. It computes the parts that are not there yet."""
+    def _compute(self, members: Sequence[ActiveRound]) -> None:
+        """Hand whole prompts to the engine, which computes the parts that are not there yet."""
         worker = members[0].prefill
         requests = [self._request(round_) for round_ in members]
         for request, round_ in zip(requests, members, strict=True):
-            request.mixes = mixes
-            self._note_turn(request, round_, round_.task)
+            assert round_.entry is not None
+            request.task = round_.entry.task
+            request.on_pass = partial(worker.queue.passes, round_.entry)
         worker.engine.submit(*requests)
         for round_ in members:
-            worker.memory.unprotect(round_.record.session_id)
             if round_.fetched:
                 worker.memory.unprotect(round_.record.session_id)
 
@@ -275,7 +206,9 @@ class Rounds:
             (lambda _, now_s: self._last_token(round_, now_s)) if is_local else (lambda _, __: self._hand_over(round_)),
             round_.usable_read_tokens(held_tokens),
         )
-        request.history_tokens = self._uncounted_history(round_)
+        # A prefix that is here because of other sessions is history too.
+        shared_tokens = worker.memory.prefix_tokens(record.session_id)
+        request.history_tokens = history_tokens(record.hist_tokens, shared_tokens, self._page)
         return request
 
     def _first_token(self, round_: ActiveRound, now_s: float) -> None:
@@ -303,7 +236,6 @@ class Rounds:
     def _last_token(self, round_: ActiveRound, now_s: float) -> None:
         """The round's last token is out at its decode worker."""
         round_.decode.changed()
-        round_.decode.batch_waits.round_ended()
         self._finish(round_, now_s)
 
     def _fetch_increment(self, handed: tuple[ActiveRound, float]) -> None:

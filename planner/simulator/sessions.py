@@ -41,8 +41,6 @@ class ActiveRound:
     Attributes:
         prefill, decode: the workers that prefill and decode it; the same one if its route is local.
         holder: the worker that its history is read from: `decode`, or the owner before if the session moves.
-        is_exact: the history of its task is what its prefill worker really holds.
-        uncounted_tokens: history whose origin at the prefill worker is not counted yet; None: it is counted.
         recent: its entry in the recent load; None: the load is not recorded.
         read_tokens: KV that was read last, to go behind the `behind_tokens` that the reader held then.
     """
@@ -55,9 +53,7 @@ class ActiveRound:
         self.prompt_tokens = record.hist_tokens + record.incr_tokens
         self.behind_tokens = 0
         self.read_tokens = 0
-        self.uncounted_tokens: int | None = record.hist_tokens
         self.entry: QueueEntry | None = None
-        self.is_exact = False
         self.is_started = False
         self.fetched = False
 

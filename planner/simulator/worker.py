@@ -11,37 +11,15 @@ from typing import Any
 
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.prefill_queue import PrefillQueue
-from ampd.serving.slices import Slices
 from ampd.state.known_worker import SAMPLE_INTERVAL_S, merge
 from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
 from planner.simulator.engine import SimulatedEngine
-from planner.simulator.events import EventLoop, Once
+from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory, KvStore, Reloads
 from planner.simulator.options import ReplicaGroup, World
 
 _NO_WINDOW = Window()
-
-
-class BatchWaits:
-    """The prefills of one worker that have a slot and wait for the decode batch."""
-
-    def __init__(self, loop: EventLoop) -> None:
-        self._loop = loop
-        self._waiting: list[Once] = []
-
-    def wait(self, wait_s: float, resume: Callable[[], None]) -> None:
-        """Call `resume` after `wait_s`, or as soon as a round ends here."""
-        once = Once(resume)
-        self._waiting.append(once)
-        self._loop.at(self._loop.now_s + wait_s, once)
-
-    def round_ended(self) -> None:
-        """A round has left the decode batch."""
-        waiting, self._waiting = self._waiting, []
-        for once in waiting:
-            # After the engine has gone on, because it does not wait for submissions in answer to its last step.
-            self._loop.at(self._loop.now_s, once)
 
 
 class SimulatedWorker:
@@ -52,8 +30,6 @@ class SimulatedWorker:
         reloads: what a worker with a store reloads and reads.
         role, label: as in its view; a pools policy may change them.
         times: what it predicts with; None: the times of all, because they are not corrected.
-        slices: decides how prefills here share the worker with the decode batch.
-        batch_waits: the prefills that wait for the decode batch.
         on_change: called when the queue, the batch or the sessions here have changed; None: nothing is called.
     """
 
@@ -75,9 +51,9 @@ class SimulatedWorker:
             self.reloads = Reloads(self.memory, world.model, belief, parallelism, next_rounds, world.slo)
         self.ttft = SlidingWindow(options.window_s)
         self.on_change: Callable[[], None] | None = None
-        slicing = world.policies.slicing
-        self.slices = Slices(slicing, belief, parallelism, options.page_size_tokens, lambda: self.role)
-        self.engine = SimulatedEngine(worker_id, parallelism, self.memory, world, self.times, self.reloads)
+        self.engine = SimulatedEngine(
+            worker_id, parallelism, self.memory, world, self.times, self.reloads, lambda: self.role
+        )
         self.queue = PrefillQueue(
             world.policies.ordering,
             belief,
@@ -86,7 +62,6 @@ class SimulatedWorker:
             random.Random(f"{options.seed}/{worker_id}"),
             on_change=self.changed,
         )
-        self.batch_waits = BatchWaits(world.loop)
         self._view: tuple[WorkerView, float] | None = None  # with the time at which it changes by itself
 
     @property

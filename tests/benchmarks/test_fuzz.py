@@ -12,28 +12,22 @@ from hypothesis import strategies as st
 from benchmarks.fuzz.__main__ import all_targets, main
 from benchmarks.fuzz.mutations import changed
 from benchmarks.fuzz.target import Failure, Target, try_one
+from workloads.formats import FORMATS
 
 NAMES = [
-    *(
-        "trace",
-        "format mooncake",
-        "format mooncake-delta",
-        "format agentic-mooncake",
-        "format dynamo",
-        "format tracelab",
-    ),
-    *("format tau-bench", "format toolbench", "format kv-cache-tester", "format trail", "format azure"),
+    "trace",
+    *(f"format {name}" for name in (*FORMATS, "trail")),
     *("replies", "model config"),
     *("settings", "policy", "state-url", "profile", "request", "continued request", "session headers"),
     *("view", "task", "role", "event"),
-    *("coordinator", "recent load", "snapshot", "round report", "error text", "signature", "descriptor"),
+    *("coordinator", "snapshot", "round report", "end of a round", "error text", "signature", "descriptor"),
     *("prefill request", "generate request", "KV request", "KV reply", "KV read", "KV answer at a coordinator"),
     *("message to a rank", "message to the worker", "session request"),
     *("tokenizer digest", "chat template", "weights digest", "model folder", "model of the doctor"),
     *("tokenizer of a trace", "ranks of a tokenizer", "routing table"),
     *("stream of an endpoint", "list of models", "answer about sessions", "answer about readiness"),
     *("answer through the relay", "request to the relay"),
-    *("answer of Redis", "message of Redis", "answer of a worker"),
+    *("answer of Redis", "message of Redis"),
     *("listing of GPUs", "file of a local graph", "notes of a build", "request to SGLang", "part of SGLang"),
 ]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ampd.errors import UserError
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import Run
 from ampd.policies.pools.predictive import PredictivePools
@@ -19,7 +18,6 @@ from benchmarks.switched import (
     SwitchedOrdering,
     SwitchedPools,
     SwitchedRouting,
-    SwitchedSlicing,
     switch,
     switched_flags,
 )
@@ -61,19 +59,6 @@ def test_a_switch_holds_from_the_next_decision_on(tmp_path: Path) -> None:
         assert isinstance(picked, Run)
         seen.append((decision.route, picked.index))
     assert seen == [(Route.REMOTE, 0), (Route.LOCAL, 1), (Route.REMOTE, 0)]
-
-
-def test_engines_that_run_cannot_begin_to_share_passes(tmp_path: Path) -> None:
-    file = tmp_path / "switch.json"
-    switch(file, _policies(slicing="slack(mixes=false)"), prefill=1, slo=SLO)
-    before = file.read_text()
-    with pytest.raises(UserError, match=r"slicing slack\(mixes=true\): running engines"):
-        switch(file, _policies(slicing="slack(mixes=true)"), prefill=1, slo=SLO)
-    assert file.read_text() == before
-    switch(file, _policies(slicing="slack(mixes=true)"), prefill=1, slo=SLO, shares_passes=True)
-    assert [SwitchedSlicing(file=file, shares=shares).shares_passes for shares in (False, True)] == [False, True]
-    assert "shares=true" in " ".join(switched_flags(file, shares_passes=True))
-    assert "shares" not in " ".join(switched_flags(file))
 
 
 @pytest.mark.parametrize(("roles", "changes"), [("pd", ""), ("dd", "p"), ("ddd", "p"), ("ppd", "d"), ("pp", "d")])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import ClassVar
 
-from ampd.policies.base import Compute, RoutingSituation, Slice, SlicingSituation
+from ampd.policies.base import RoutingSituation, SlicingSituation
 from ampd.policies.estimates import local
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, RouteDecision
@@ -26,11 +25,9 @@ class HangingRouting(Policy):
 class HangingSlicing(Policy):
     """Blocks a worker."""
 
-    is_whole: ClassVar[bool] = False
-
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         _hang_at(situation.task)
-        return Compute(situation.task.incr_tokens)
+        return situation.task.incr_tokens
 
 
 def _hang_at(task: PrefillTask) -> None:

@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-_OF_THE_PAIR = frozenset(f"test_sglang_{name}.py" for name in ("kv", "room", "slices", "weights"))
+_OF_THE_PAIR = frozenset(f"test_sglang_{name}.py" for name in ("kv", "room", "weights"))
 PAIR = "SGLang's pair"
 """The tests that use the fixture `pair`."""
 

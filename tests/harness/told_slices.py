@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.policies.base import SlicingSituation
 from ampd.policies.registry import Policy
 from ampd.types import PrefillTask, Slo
 
@@ -23,17 +23,13 @@ class ToldSlices(Policy):
     Ranks but the first would compute more, so they must not ask.
     """
 
-    @property
-    def shares_passes(self) -> bool:
-        return True
-
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         slo = situation.task.slo
         if slo.ttft_s == FAILS:
             raise ValueError("told to fail")
-        if max(round_.tokens for round_ in situation.running) < slo.itl_s:
-            return Wait(1.0)
-        return Compute(int(slo.ttft_s) + 64 * _rank())
+        if situation.running and max(round_.tokens for round_ in situation.running) < slo.itl_s:
+            return 0
+        return int(slo.ttft_s) + 64 * _rank()
 
 
 def _rank() -> int:

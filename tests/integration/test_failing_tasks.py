@@ -24,7 +24,7 @@ from ampd.round_end import Running
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
-from ampd.types import CoordinatorView, Role, Slo, WorkerView
+from ampd.types import CoordinatorView, Parallelism, Role, Slo, WorkerView
 from benchmarks.structure import modules
 from router import round_ends
 from router.coordinator_publisher import CoordinatorViewPublisher
@@ -41,6 +41,7 @@ from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
 from workers.session_releaser import SessionReleaser
+from workers.wrong_times import warn_of_wrong_times
 
 LEASE_S = 60.0
 _ROOT = Path(__file__).parents[2]
@@ -317,6 +318,26 @@ async def test_idle_sessions_are_released_again() -> None:
     await until(lambda: kv.release.has_failed)
     await until(lambda: kv.released == ["s2"])
     await sweeper.stop()
+
+
+@breaks("wrong-times")
+@virtually
+async def test_the_times_of_an_engine_are_looked_at_again() -> None:
+    looks: list[None] = []
+    look = FailsOnce(lambda: looks.append(None))
+    look.is_armed = True
+
+    class Times:
+        @property
+        def parallelism(self) -> Parallelism:
+            look()
+            return Parallelism()
+
+    times: Any = Times()
+    task = SupervisedTask("wrong-times", lambda: warn_of_wrong_times(times, None))  # type: ignore[arg-type]
+    task.start()
+    await until(lambda: looks)
+    await task.stop()
 
 
 @breaks("kv-rank-")

@@ -27,7 +27,10 @@ RULES = [
     for rule in group["rules"]
 ]
 OPERATIONS = K8S.parent / "docs" / "operations.md"
-FOR_NO_PANEL = {"ampd_coordinator_info", "ampd_worker_info", "ampd_worker_role", "ampd_worker_calls_refused_total"}
+FOR_NO_PANEL = {
+    *("ampd_coordinator_info", "ampd_worker_info", "ampd_worker_role", "ampd_worker_calls_refused_total"),
+    *("ampd_rounds_handed_on", "ampd_time_factor"),
+}
 """Facts to look up and to join with; `ampd_live_workers` shows the roles. Refused calls are 0 in a healthy graph."""
 
 # Labels that Dynamo's operator puts on every pod of a graph.

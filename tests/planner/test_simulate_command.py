@@ -269,14 +269,6 @@ def test_rates_beyond_all_use_are_refused(text: str) -> None:
         parse_rates(text)
 
 
-def test_a_routing_that_predicts_its_ordering_wrongly_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--routing", "predictive,predictive(headroom=0.9)", "--mode", "disaggregated,colocated"]
-    assert main([*BASE, *flags, "--rate", "1,2", "--limit", "2", "--json"]) == 0
-    lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert len(lines) == 1
-    assert lines[0].startswith("ampd simulate: warning: --routing predictive(headroom=0.9)")
-
-
 LONG = ["simulate", "coding-agents", "--model", "qwen3-32b", "--gpu", "h200", "--limit", "16"]
 
 

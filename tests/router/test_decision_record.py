@@ -44,9 +44,9 @@ def test_a_later_placement_replaces_the_first_and_keeps_why_the_session_moved() 
 def test_reads_add_up_over_tries_and_reloads_over_workers() -> None:
     record = DecisionRecord(RoundFacts("s", "ampd"))
     record.measures.prefilled(report(reload_s=0.5))
-    record.measures.prefilled(report(slices=3, hit_tokens={"peer": 16}))
+    record.measures.prefilled(report(hit_tokens={"peer": 16}))
     record.measures.read_increment(report(reload_s=0.25))
     told = record.as_dict()
     assert (told["kv_read_tokens_history"], told["kv_read_bytes_history"]) == (32, 3200)
     assert told["kv_read_tokens_increment"] == 16
-    assert (told["slices"], told["hit_tokens"], told["kv_reload_s"]) == (3, {"peer": 16}, 0.75)
+    assert (told["hit_tokens"], told["kv_reload_s"]) == ({"peer": 16}, 0.75)

@@ -22,7 +22,7 @@ from tests.router.site_lab import Site
 from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import message
+from tests.workers.rounds_lab import message
 
 EXPECTED = [64, 65, 66, 67, 68]
 BUSY = "this worker has too much to do"

@@ -1,4 +1,4 @@
-"""What a worker holds of a prompt for other sessions counts while its prefill waits: in its place and its slices."""
+"""What a worker holds of a prompt for other sessions counts while its prefill waits: in its place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from ampd.policies import defaults
 from ampd.policies.base import OrderingSituation, Run
 from ampd.policies.registry import create
 from ampd.serving.shared_prefixes import prefix_key, with_shared
-from ampd.serving.slices import ComputeTo, Rest, Slices, left_after
 from ampd.types import Parallelism, PrefillTask, Role, Slo
 from ampd.wire import decode_task
 from tests.router.replica_lab import Replica, cluster, worker
@@ -71,23 +70,3 @@ def test_shared_tokens_never_make_a_prefill_seem_longer(context_tokens: int, hel
     assert prefill_s(with_prefix) <= prefill_s(task) + 1e-12
     if shared * context_tokens >= task.hist_tokens + 16:
         assert with_prefix.incr_tokens < task.incr_tokens
-
-
-def ends_of_slices(shared_tokens: int) -> list[int]:
-    """Where the slices of an agent's first prompt end, on a worker that holds its first `shared_tokens` for others."""
-    slices = Slices(create("slicing", defaults.SLICING), H20, ALONE, 16, lambda: Role.PREFILL)
-    task = with_shared(waiting("t", 0, 8607, Slo(2.0, 0.1), 0.0), shared_tokens)
-    ends = []
-    while not isinstance(step := slices.next([task], [], 0.0, is_exact=True), Rest):
-        assert isinstance(step, ComputeTo)
-        ends.append(step.end_tokens)
-        task = left_after(task, step.end_tokens)
-    return ends
-
-
-def test_only_what_is_behind_a_shared_prefix_is_sliced() -> None:
-    whole, half, rest = (ends_of_slices(shared_tokens) for shared_tokens in (0, 4304, 8592))
-    assert len(whole) > len(half) > len(rest) == 0
-    assert min(whole) < 4304 < min(half)
-    # A slice takes the time that the targets allow. Behind a long prefix it has fewer tokens, as attention costs more.
-    assert half[0] - 4304 < whole[0]

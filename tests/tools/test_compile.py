@@ -41,7 +41,7 @@ SIMULATIONS = {
     "pools": f"{TAU} --rate 8 --pools predictive,arrow --binding predictive",
     "store": f"{TAU} --rate 4 --kv-capacity-tokens 20000 --kv-store-gib-per-gpu 4 --moves any --max-wait 3",
     "rivals": f"{TAU} --rate 9 --routing deflection,laps,table --ordering kairos,edf,hrrn",
-    "mixed passes": f"{FEW} --rate 6 --slicing slack(mixes=true)",
+    "mixed passes": f"{FEW} --rate 6 --slicing slack",
     "co-located mixed passes": f"{FEW} --rate 6 --mode colocated --ordering fcfs --slicing dynaserve",
     "taichi": f"{FEW_MIXED} --mixed 2xTP2 --decode 2xTP2 --routing taichi --ordering fcfs --slicing taichi"
     " --binding taichi",

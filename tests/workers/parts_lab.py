@@ -21,7 +21,6 @@ def worker_parts(
     *,
     store: MemoryStore | None = None,
     ordering: str = "fcfs",
-    slicing: Any = None,
     ordering_policy: Any = None,
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
@@ -29,7 +28,6 @@ def worker_parts(
     """Parts with the given settings.
 
     Args:
-        slicing: a policy object; default: `whole`.
         ordering_policy: a policy object instead of the named ordering.
     """
     usual: dict[str, Any] = {"role": "decode", "engine": "modelled", "model": Path("m"), "ordering": ordering}
@@ -40,6 +38,5 @@ def worker_parts(
         store or MemoryStore(),
         model if isinstance(model, CorrectedModel) else CorrectedModel(model, engine.info.parallelism),
         ordering_policy or create("ordering", ordering),
-        slicing or create("slicing", "whole"),
         clock,
     )

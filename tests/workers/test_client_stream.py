@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ampd.round_end import LINK
 from tests.virtual_time import virtually
-from tests.workers.slices_lab import message
+from tests.workers.rounds_lab import message
 from workers import client_stream
 from workers.client_stream import ClientStream, ends_at_prefill, signs_of_life
 

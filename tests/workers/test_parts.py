@@ -11,7 +11,7 @@ from ampd.types import Parallelism
 from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import message
+from tests.workers.rounds_lab import message
 from workers.parts import WorkerParts
 
 

@@ -296,27 +296,6 @@ async def test_a_prefill_that_waited_long_elsewhere_still_waits_for_its_turn() -
     assert not queue.dropped
 
 
-async def test_a_prefill_that_waits_far_too_long_between_two_slices_is_given_up() -> None:
-    now_s = 0.0
-    queue = AsyncPrefillQueue(
-        create("ordering", "fcfs"), MODEL, Parallelism(1), clock=lambda: now_s, patience_s=lambda task: task.slo.ttft_s
-    )
-    sliced = task("sliced", arrival_s=0.5, ttft_s=0.05)
-    with queue.place(sliced, fetches=False) as place:
-        await place.picked()
-        await place.slot()
-        now_s = 100.0  # the slice takes long, which is no waiting
-        await place.again(sliced)
-        with queue.place(task("first", arrival_s=0.0, ttft_s=1e3), fetches=False) as first:
-            waiting = asyncio.ensure_future(first.picked())
-            await settle()
-            with pytest.raises(PrefillRefusedError, match=r"0.0 s"):
-                await place.again(sliced)
-            await waiting
-    assert queue.dropped == {"patience": 1}
-    assert len(queue) == 0
-
-
 async def test_a_full_queue_takes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill_queue, "MOST_ROUNDS", 2)
     queue = AsyncPrefillQueue(create("ordering", "fcfs"), MODEL, Parallelism(1))

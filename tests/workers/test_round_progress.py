@@ -8,7 +8,6 @@ from ampd.types import PrefillTask, Slo
 from workers.engines.base import EngineLoad, EngineOutput
 from workers.kv.exchange import KvFetch
 from workers.round_progress import RoundProgress, RoundPrompt
-from workers.slices import Sliced
 
 PAGE = 16
 TASK = PrefillTask("t", "s", 64, 36, 0.0, Slo(1.0, 0.1))
@@ -41,14 +40,6 @@ def test_a_history_that_is_nowhere_is_recomputed_as_far_as_it_was_kept() -> None
     assert handed_over.hit_tokens(PAGE)["recomputed"] == 96 - 32, "all of the prompt but its last page"
 
 
-def test_the_first_slice_has_the_counts_because_later_ones_find_it_cached() -> None:
-    round_ = progress()
-    round_.sliced = Sliced("r2", slices=2, first=counted(32, reloaded_tokens=32, reload_s=0.25))
-    round_.set_tiers(counted(96))
-    report = round_.report(LOAD, 100, round_.hit_tokens(PAGE))
-    assert (report["cached_tokens"], report["reload_s"], report["slices"]) == (32, 0.25, 3)
-
-
 def test_the_read_of_the_history_is_no_wait_in_the_queue() -> None:
     round_ = progress()
     round_.started_s = 12.0
@@ -57,7 +48,7 @@ def test_the_read_of_the_history_is_no_wait_in_the_queue() -> None:
     assert round_.report(LOAD, 0, {})["kv_read_error"] == "slow"
     round_.fetched = KvFetch(seconds=9.0)
     assert round_.queued_s == 0.0
-    assert not {"kv_read_error", "reload_s", "slices"} & set(round_.report(LOAD, 0, {}))
+    assert not {"kv_read_error", "reload_s"} & set(round_.report(LOAD, 0, {}))
 
 
 def test_gaps_count_from_the_last_token_of_the_same_choice_or_from_the_hand_over() -> None:

@@ -14,13 +14,12 @@ import pytest
 
 import ampd.keys
 import workers.publisher
-from ampd.policies.base import Compute
 from ampd.types import Parallelism
 from tests.memory_store import MemoryStore
 from tests.waiting import PATIENCE_S, until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import Recorded, Script, message
+from tests.workers.rounds_lab import Recorded, message
 from workers.engines.base import EngineError
 from workers.round_service import RoundService
 
@@ -100,10 +99,9 @@ async def test_an_announcement_brings_the_kv_to_the_device(model_folder: Path) -
 
 async def test_tenants_share_no_kv(model_folder: Path) -> None:
     prompt = prompt_of(800)
-    slicing = Script(iter(Compute(320) for _ in range(100)))
     lab = Lab(model_folder, Times())
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
-        here = worker_parts("D", decode, lab.times, slicing=slicing).rounds
+        here = worker_parts("D", decode, lab.times).rounds
         there = worker_parts("P", prefill, lab.times).rounds
 
         async def tiers(rounds: RoundService, session: str, tenant: str, source: str | None = None) -> dict[str, int]:
@@ -124,7 +122,7 @@ async def test_tenants_share_no_kv(model_folder: Path) -> None:
 
 
 async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the round, its slices, the engine and the read of its history together."""
+    """In the round, the engine and the read of its history together."""
     hashed: Counter[bytes] = Counter()
 
     def counted(parent: bytes) -> Any:
@@ -133,8 +131,7 @@ async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypat
 
     lab, prompt = Lab(model_folder, Times()), prompt_of(800)
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
-        slicing = Script(iter(Compute(320) for _ in range(100)))
-        here = worker_parts("D", decode, lab.times, slicing=slicing).rounds
+        here = worker_parts("D", decode, lab.times).rounds
         there = worker_parts("P", prefill, lab.times).rounds
         monkeypatch.setattr(ampd.keys, "sha256", counted)
         for rounds, source in ((here, None), (there, "D")):
@@ -257,10 +254,7 @@ async def test_a_read_is_predicted_with_the_parallelism_of_its_source(
         assert {name: tokens for name, tokens in last["ampd"]["hit_tokens"].items() if tokens} == {tier: 784}
 
 
-@pytest.mark.parametrize(("source", "held_tokens"), [("P", 96), ("gone", 0)], ids=["read", "lost"])
-async def test_an_engine_that_shares_passes_knows_what_is_left_of_a_round_that_was_prefilled_elsewhere(
-    model_folder: Path, source: str, held_tokens: int
-) -> None:
+async def test_an_engine_knows_what_is_left_of_a_round_that_was_prefilled_elsewhere(model_folder: Path) -> None:
     """As a coordinator sends it, the round has all of its prompt to prefill."""
     lab, prompt = Lab(model_folder, Times()), prompt_of(100)
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
@@ -268,14 +262,14 @@ async def test_an_engine_that_shares_passes_knows_what_is_left_of_a_round_that_w
         async with aclosing(worker_parts("P", prefill, lab.times).rounds.prefill(ask)) as chunks:
             tokens = [token for chunk in [each async for each in chunks] for token in chunk["token_ids"]]
         engine = Recorded(decode)
-        rounds = worker_parts("D", engine, lab.times, slicing=Script(iter(()), shares_passes=True)).rounds
-        more: Any = {**ask, "token_ids": prompt + tokens, "source_worker_id": source}
+        rounds = worker_parts("D", engine, lab.times).rounds
+        more: Any = {**ask, "token_ids": prompt + tokens, "source_worker_id": "P"}
         async with aclosing(rounds.generate(more)) as chunks:
             assert [chunk async for chunk in chunks]
-    (share,) = engine.shares
-    assert share is not None
-    assert share.first_s is not None
-    assert (share.task.hist_tokens, share.task.incr_tokens) == (held_tokens, 101 - held_tokens)
+    (request,) = engine.requests
+    assert request.first_s is not None
+    assert request.task is not None
+    assert (request.task.hist_tokens, request.task.incr_tokens) == (100, 1)
 
 
 @pytest.mark.parametrize("endpoint", ["prefill", "generate"])

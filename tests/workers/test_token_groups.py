@@ -20,7 +20,7 @@ from ampd.wire import GENERATE_ENDPOINT
 from tests.virtual_time import VirtualTimeLoop, run_virtually
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import message, out
+from tests.workers.rounds_lab import message, out
 from workers.call_guard import CallGuard
 from workers.client_stream import MOST_HELD_S, grouped
 from workers.component import Worker

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ampd.policies.base import Compute, Slice, SlicingSituation
+from ampd.policies.base import SlicingSituation
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 from tests.workers.engines.modelled_lab import Times
@@ -22,27 +22,21 @@ class Failing(FixedSlices):
 
     fails = True
 
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         if self.fails:
             raise ValueError("no size")
         return super().slice(situation)
 
-    def turn(self, situation: SlicingSituation) -> int:
-        if self.fails:
-            raise ValueError("no turn")
-        return super().turn(situation)
-
 
 def test_a_slicing_policy_that_raises_computes_the_prefill_whole(caplog: pytest.LogCaptureFixture) -> None:
-    policy = Failing(Compute(64), shares_passes=True)
+    policy = Failing(64)
     unfailing = UnfailingSlicing(policy)
-    assert (unfailing.slice(SITUATION), unfailing.turn(SITUATION)) == (Compute(500), 500)
+    assert unfailing.slice(SITUATION) == 500
     assert len(caplog.records) == 1, "one line for failures in a row"
     policy.fails = False
-    assert (unfailing.slice(SITUATION), unfailing.turn(SITUATION)) == (Compute(64), 100)
-    assert (unfailing.is_whole, unfailing.shares_passes) == (False, True)
+    assert unfailing.slice(SITUATION) == 64
     policy.fails = True
-    assert unfailing.slice(SITUATION) == Compute(500)
+    assert unfailing.slice(SITUATION) == 500
     assert [record.getMessage() for record in caplog.records] == [
         "the slicing policy failed, prefills are computed whole: ValueError('no size')"
     ] * 2

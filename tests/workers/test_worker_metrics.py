@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.policies.base import Compute, OrderingSituation, Pick, Run
+from ampd.policies.base import OrderingSituation, Pick, Run
 from ampd.policies.registry import create
 from ampd.state.store import RoleAssigned
 from ampd.telemetry.metrics.exposition import ProcessCollector
@@ -26,7 +26,7 @@ from tests.memory_store import MemoryStore
 from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import Switched, message, script
+from tests.workers.rounds_lab import Switched, message
 from workers.kv.exchange import KvFetch
 from workers.worker_metrics import WorkerReader
 from workers.worker_recorder import WorkerRecorder
@@ -35,13 +35,12 @@ from workers.worker_recorder import WorkerRecorder
 class Station:
     """One worker without Dynamo."""
 
-    def __init__(self, name: str, role: Role, engine: Any, times: Any, store: MemoryStore, slicing: Any) -> None:
+    def __init__(self, name: str, role: Role, engine: Any, times: Any, store: MemoryStore) -> None:
         self.parts = worker_parts(
             name,
             engine,
             times,
             store=store,
-            slicing=slicing,
             ordering_policy=(ordering := Switched(create("ordering", "fcfs"))),
             role=role.value,
             session_ttl_s=60.0,
@@ -59,14 +58,14 @@ class Station:
 
 
 @asynccontextmanager
-async def stations(folder: Path, slicing: Any = None, **times: Any) -> AsyncIterator[tuple[Lab, Station, Station]]:
+async def stations(folder: Path, **times: Any) -> AsyncIterator[tuple[Lab, Station, Station]]:
     """A prefill worker `P` and a decode worker `D` that read from each other."""
     lab, store = Lab(folder, Times(**times)), MemoryStore()
     async with AsyncExitStack() as stack:
         both = []
         for name, role in (("P", Role.PREFILL), ("D", Role.DECODE)):
             engine = await stack.enter_async_context(lab.engine(name))
-            both.append(Station(name, role, engine, lab.times, store, slicing or create("slicing", "whole")))
+            both.append(Station(name, role, engine, lab.times, store))
         yield lab, both[0], both[1]
 
 
@@ -114,7 +113,6 @@ async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
         assert prefill.total("ampd_prefill_wait_seconds_sum") == pytest.approx(
             sum(report["queued_s"] for report, _ in reports)
         )
-        assert prefill.total("ampd_prefill_slices_total") == 2
         # Seven tokens follow a first one that came from elsewhere, four have three gaps.
         assert decode.total("ampd_token_gap_seconds_count") == 7 + 3 + 7
         assert prefill.total("ampd_token_gap_seconds_count") == 0
@@ -154,15 +152,6 @@ async def test_a_read_that_fails(model_folder: Path) -> None:
         assert prefill.total("ampd_kv_read_failures_total", direction="increment") == 0
         assert prefill.total("ampd_kv_read_seconds_count", direction="history") == 1
         assert prefill.total("ampd_kv_read_bytes_total") == 0
-
-
-async def test_a_prefill_in_slices(model_folder: Path) -> None:
-    async with stations(model_folder, script(Compute(250), Compute(250), Compute(250))) as (_, _, decode):
-        call: Any = message(prompt_of(700), 2, "s")
-        async with aclosing(decode.rounds.generate(call)) as chunks:
-            report = [chunk async for chunk in chunks][-1]["ampd"]
-        assert decode.total("ampd_prefill_slices_total") == report["slices"] == 3
-        assert decode.total("ampd_prefill_seconds_count") == 1
 
 
 async def test_what_runs_and_waits(model_folder: Path) -> None:
@@ -241,7 +230,7 @@ async def test_sessions_that_lose_their_kv(model_folder: Path) -> None:
 async def test_kv_that_leaves_the_store(model_folder: Path) -> None:
     lab = Lab(model_folder, Times())
     async with lab.engine("S", store=500) as engine:
-        station = Station("S", Role.DECODE, engine, lab.times, MemoryStore(), create("slicing", "whole"))
+        station = Station("S", Role.DECODE, engine, lab.times, MemoryStore())
         for session in ("a", "b"):
             call: Any = message(prompt_of(400, seed=ord(session)), 2, session)
             async with aclosing(station.rounds.generate(call)) as chunks:

@@ -10,7 +10,6 @@ import pytest
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies.estimates import queued_s
-from ampd.policies.registry import SLICING
 from ampd.serving.placement import prefill_task
 from ampd.telemetry.metrics import names
 from ampd.types import Factors, Parallelism, Slo, WorkerView
@@ -19,19 +18,19 @@ from workers.engines import create_engine, performance_model, settings_model
 from workers.worker_metrics import WorkerReader
 
 from .engines.modelled_lab import prompt_of
-from .slices_lab import message
+from .rounds_lab import message
 
 PREFILLS, TOKENS = 12, 60
 SLO = Slo(1.0, 0.1)
 
 
-async def served(model_folder: Path, time_scale: float, slicing: str) -> tuple[WorkerView, Any]:
+async def served(model_folder: Path, time_scale: float) -> tuple[WorkerView, Any]:
     """The view of a worker after some rounds, and its parts."""
-    named: Any = {"role": "decode", "engine": "modelled", "model": model_folder, "slicing": slicing}
+    named: Any = {"role": "decode", "engine": "modelled", "model": model_folder}
     settings = settings_model("modelled")(**named | {"perf": "tiny-cpu", "time_scale": time_scale})
     times = performance_model(settings)
     engine: Any = create_engine(settings, times)
-    parts = worker_parts("D", engine, times, slicing=SLICING.create_named(slicing))
+    parts = worker_parts("D", engine, times)
     await engine.start()
     try:
         for number in range(PREFILLS):
@@ -45,14 +44,13 @@ async def served(model_folder: Path, time_scale: float, slicing: str) -> tuple[W
 
 
 async def test_an_engine_as_fast_as_its_model_keeps_the_times(model_folder: Path) -> None:
-    view, _ = await served(model_folder, 1.0, "slack(mixes=true)")
+    view, _ = await served(model_folder, 1.0)
     assert view.parallelism.factors == Factors()
 
 
-@pytest.mark.parametrize("slicing", ["slack", "slack(mixes=true)"])
-async def test_wrong_times_are_corrected_in_view_queue_and_metrics(model_folder: Path, slicing: str) -> None:
+async def test_wrong_times_are_corrected_in_view_queue_and_metrics(model_folder: Path) -> None:
     """The worker believes that everything takes 1.3 times as long as it does."""
-    view, parts = await served(model_folder, 1 / 1.3, slicing)
+    view, parts = await served(model_folder, 1 / 1.3)
     factors = view.parallelism.factors
     assert 1 / 1.3 - 0.01 < factors.step < 0.9
     assert 1 / 1.3 - 0.01 < factors.prefill < 0.9

@@ -45,7 +45,7 @@ def check_engine(settings: WorkerSettings, prog: str) -> None:
     from workers.engines.sglang_settings import SglangSettings, check_ranks, check_sglang
 
     if isinstance(settings, SglangSettings):
-        check_sglang(settings, prog, shares_passes=_shares_passes(settings))
+        check_sglang(settings, prog)
         check_ranks(settings, prog)
     else:
         check_model_folder(settings.model, prog)
@@ -70,13 +70,10 @@ def create_engine(settings: WorkerSettings, model: CorrectedModel | None) -> Eng
     if not isinstance(settings, SglangSettings):
         raise UserError("the settings are not those of the SGLang engine")
     # While a GPU is profiled there is no model, and SGLang cuts prefills as it does by itself.
-    passes = {"slicing": settings.slicing, "perf": str(settings.perf)} if model is not None else None
-    return SglangEngine(settings, model=model, shares_passes=_shares_passes(settings), passes=passes)
-
-
-def _shares_passes(settings: WorkerSettings) -> bool:
-    """Whether the worker's slicing policy wants passes that are steps of the decode batch too."""
-    return SLICING.create_named(settings.slicing).shares_passes
+    passes = None
+    if model is not None:
+        passes = {"slicing": settings.slicing, "perf": str(settings.perf), "role": settings.role}
+    return SglangEngine(settings, model=model, passes=passes)
 
 
 def _engine_settings(engine: str) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ class EngineInfo:
         vocabulary_size: tokens that the model knows; None: unknown, and no token id is checked.
         fingerprint: of all that its KV depends on; engines read KV from each other only if it is equal.
         tokenizer: digest of what the token ids mean; "": not known.
+        attention_backend: on which the times of mixed passes depend.
     """
 
     parallelism: Parallelism
@@ -32,21 +33,12 @@ class EngineInfo:
     store_capacity_tokens: int = 0
     fingerprint: str = ""
     tokenizer: str = ""
+    attention_backend: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PassShare:
-    """What an engine that shares passes knows of a request, for the sizes of its passes (`ampd.serving.pass_sizes`).
-
-    Attributes:
-        task: what is left of its prefill, with its targets.
-        first_s: when its first token came elsewhere, on the clock of the task; None: its first token comes here.
-        on_last_pass: called when the engine begins the last pass of its prefill beside a step of its batch.
-    """
-
-    task: PrefillTask
-    first_s: float | None = None
-    on_last_pass: Callable[[], None] | None = None
+OnPass = Callable[[int, bool], None]
+"""Called when a pass over a prefill begins, with the tokens that are left of it after the pass, and whether it is its
+last pass, beside a decode batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +55,9 @@ class EngineRequest:
         tenant: see `ampd.keys`; the engine uses no KV of others.
         ttft_slo_s: the round's TTFT target, which tells how much of an idle session's KV may go; None: unknown.
         is_copy: another worker owns the session, so that its KV here gives way to that of this worker's sessions.
-        share: for an engine that shares passes; None: it decides as it does without a policy.
+        task: what is known of its prefill, with its targets; None: it has no targets.
+        first_s: when its first token came elsewhere, on the clock of the task; None: its first token comes here.
+        on_pass: called when a pass over its prefill begins; None: nobody wants to know.
     """
 
     rid: str
@@ -75,7 +69,9 @@ class EngineRequest:
     tenant: str = ""
     ttft_slo_s: float | None = None
     is_copy: bool = False
-    share: PassShare | None = None
+    task: PrefillTask | None = None
+    first_s: float | None = None
+    on_pass: OnPass | None = None
 
     @property
     def choices(self) -> int:

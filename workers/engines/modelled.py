@@ -14,14 +14,14 @@ from pydantic import Field
 from ampd.errors import UserError
 from ampd.keys import PAGE_TOKENS, page_keys
 from ampd.perf.corrections import LOAD, MIXED, PREFILL, STEP, CorrectedModel
-from ampd.perf.model import PerformanceModel, scaled
+from ampd.perf.model import PerformanceModel, joined_tokens, scaled
 from ampd.policies.base import SlicingPolicy
-from ampd.policies.passes import joined_tokens, mixed_pass_s
+from ampd.policies.slicing.whole import WholeSlicing
 from ampd.serving.kv_eviction import NextRounds
 from ampd.serving.kv_tiers import Found, reloading_pays, reusable_tokens, tiers_of
 from ampd.serving.pass_sizes import PassSizes, divided
 from ampd.settings import Settings
-from ampd.types import Parallelism
+from ampd.types import Parallelism, Role
 from workers.engines.base import EngineError, EngineInfo, EngineLoad, EngineLostError, EngineOutput, EngineRequest
 from workers.engines.modelled_request import ActiveRequest, ActiveRequests, OutputLimits, TimeLine
 from workers.engines.modelled_tokens import ModelFacts, TokenSource, read_model_folder
@@ -73,7 +73,7 @@ def create_modelled(settings: WorkerSettings, times: CorrectedModel, slicing: Sl
 
     Args:
         times: what the worker predicts with, and corrects.
-        slicing: says whether prefills share passes with the batch, and how.
+        slicing: says what the engine computes next.
 
     Raises:
         UserError: the model folder, the profile or the scripted replies cannot be used.
@@ -96,18 +96,17 @@ def create_modelled(settings: WorkerSettings, times: CorrectedModel, slicing: Sl
         OutputPlanner(settings.model, facts.eos_token_ids, replies),
         times,
     )
-    if slicing.shares_passes:
-        engine.sizes = PassSizes(UnfailingSlicing(slicing), times, parallelism, settings.page_size)
+    role = Role(settings.role)
+    engine.sizes = PassSizes(UnfailingSlicing(slicing), times, parallelism, settings.page_size, lambda: role)
     return engine
 
 
 class ModelledEngine:
-    """One modelled replica: a single time line on which prefills and decode steps follow each other.
+    """One modelled replica: a single time line on which passes follow each other.
 
-    A waiting prefill runs before the next decode step, and pauses the batch. With `sizes` prefills share their passes
-    with steps instead, in as many passes as `sizes` says. A round that was prefilled elsewhere joins the batch
-    directly: the next step computes its tail. A request that is submitted in answer to a prefill comes after the next
-    decode step, because the time line does not wait for it.
+    Before each pass it asks what to compute: prefills, a step of the batch, or both. A round that was prefilled
+    elsewhere joins the batch directly: the next step computes its tail. A request that is submitted in answer to a
+    prefill comes after the next pass, because the time line does not wait for it.
 
     Running requests take device memory, which also keeps what was computed last while there is room. The store keeps
     the KV of sessions. KV that is in the store but not on the device is reloaded while the prefill computes.
@@ -121,7 +120,7 @@ class ModelledEngine:
         times: what the worker predicts with, and corrects by the times of this engine; None: `model`, uncorrected.
 
     Attributes:
-        sizes: of the passes that prefills share with steps of the batch. None: they pause it. Set before the start.
+        sizes: says what the next pass computes. Set before the start; by itself prefills run whole.
     """
 
     def __init__(
@@ -153,6 +152,7 @@ class ModelledEngine:
             vocabulary_size=facts.vocabulary_size,
             fingerprint=fingerprint,
             tokenizer=facts.tokenizer,
+            attention_backend="modelled",
         )
         self._model = model
         self._source = TokenSource(facts, eos_every)
@@ -162,7 +162,8 @@ class ModelledEngine:
         self._loop_task: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[str] | None = None
         self._time_line = TimeLine()
-        self.sizes: PassSizes | None = None
+        self.sizes = PassSizes(WholeSlicing(), self._belief, parallelism, page_size)
+        self._has_paused = False
 
     @property
     def info(self) -> EngineInfo:
@@ -244,7 +245,7 @@ class ModelledEngine:
             self._requests.waiting.remove(active)
         if active in self._requests.running:
             self._requests.running.remove(active)
-        if self.sizes is not None and active in self._requests.prefilling:
+        if active in self._requests.prefilling:
             self._requests.prefilling.remove(active)
         self._settle(active)
         self._time_line.wake()
@@ -275,14 +276,8 @@ class ModelledEngine:
 
     async def _run(self) -> None:
         while True:
-            if not (self._requests.waiting or self._requests.running or self._requests.prefilling):
-                await self._time_line.pause()
-            elif self.sizes is not None:
-                await self._shared_pass(self.sizes)
-            elif (active := self._admit()) is not None:
-                await self._start(active)
-            elif self._requests.running:
-                await self._decode_step()
+            if self._requests.waiting or self._requests.running or self._requests.prefilling:
+                await self._next_pass()
             else:
                 await self._time_line.pause()
 
@@ -310,9 +305,9 @@ class ModelledEngine:
         return active
 
     def _oldest(self) -> ActiveRequest:
-        """The request whose turn it is. Those that were taken over join the batch before a pass that it shares."""
+        """The request whose turn it is. Those that were taken over join the batch before others."""
         waiting, page_size = self._requests.waiting, self._info.page_size_tokens
-        if self.sizes is not None and self._requests.running:
+        if self._requests.running:
             for active in waiting:
                 found = self._found(active.keys)
                 missing = active.prompt_tokens - max(found.device_tokens, found.store_tokens)
@@ -324,22 +319,6 @@ class ModelledEngine:
         """Where the KV of a prompt is."""
         page_size = self._info.page_size_tokens
         return Found(self._device.match(keys) * page_size, self._store.directory.match(keys) * page_size)
-
-    async def _start(self, active: ActiveRequest) -> None:
-        is_prefill = self._is_prefill(active)
-        active.reload_s = self._reload_s(active.tiers.reloaded_tokens)
-        if is_prefill or active.reload_s:
-            computed_s = self._pass_s([active.part], []) if is_prefill else 0.0
-            self._requests.prefilling = [active]
-            try:
-                # The reload and the computation overlap layer by layer.
-                await self._time_line.work(max(active.reload_s, computed_s), active.aborted)
-            finally:
-                self._requests.prefilling = []
-            if active.aborted.is_set():
-                return
-            self._measure_pass([active.part], [], computed_s)
-        self._begin_output(active, is_prefill=is_prefill)
 
     def _is_prefill(self, active: ActiveRequest) -> bool:
         """False for a request that was taken over. It joins the batch."""
@@ -363,10 +342,9 @@ class ModelledEngine:
         else:
             self._requests.running.append(active)
 
-    # -- passes that are a step of the batch too
+    # -- passes
 
-    async def _shared_pass(self, sizes: PassSizes) -> None:
-        """The next pass: prefills, a step of the batch, or both."""
+    async def _next_pass(self) -> None:
         while (admitted := self._admit()) is not None:
             admitted.reload_s = self._reload_s(admitted.tiers.reloaded_tokens)
             if self._is_prefill(admitted):
@@ -376,32 +354,32 @@ class ModelledEngine:
                 await self._time_line.work(admitted.reload_s)
             if not admitted.aborted.is_set():
                 self._begin_output(admitted, is_prefill=False)
-        parts = self._parts(sizes)
+        parts, is_mixed = self._chosen()
         if parts:
-            await self._compute(parts)
+            await self._compute(parts, is_mixed=is_mixed)
         elif self._requests.running:
             await self._decode_step()
         else:
             await self._time_line.pause()
 
-    def _parts(self, sizes: PassSizes) -> list[tuple[ActiveRequest, int]]:
-        """What the next pass prefills: (request, tokens)."""
+    def _chosen(self) -> tuple[list[tuple[ActiveRequest, int]], bool]:
+        """What the next pass prefills, as (request, tokens), and whether it is a step of the batch too."""
         prefilling, now_s = self._requests.prefilling, self._time_line.now_s()
+        if not prefilling:
+            return [], False
         left = [active.left_tokens for active in prefilling]
-        most_tokens = sum(left)
-        running = [each for active in self._requests.running if (each := active.running_round(now_s)) is not None]
-        share = next((active.request.share for active in prefilling if active.request.share), None)
-        if running and share is not None:
-            most_tokens = sizes.tokens(share.task.with_tokens(*prefilling[0].part), most_tokens, running, now_s)
-        return [
-            (prefilling[index], tokens) for index, tokens in divided(left, most_tokens, self._info.page_size_tokens)
-        ]
+        running = [active.running_round(now_s) for active in self._requests.running]
+        task = next((task for active in prefilling if (task := active.request.task)), None)
+        oldest = task and task.with_tokens(*prefilling[0].part)
+        chosen = self.sizes.next(oldest, sum(left), running, now_s, has_paused=self._has_paused)
+        parts = divided(left, chosen.tokens, self._info.page_size_tokens)
+        return [(prefilling[index], tokens) for index, tokens in parts], chosen.is_mixed
 
-    async def _compute(self, parts: list[tuple[ActiveRequest, int]]) -> None:
-        """A pass over parts of prefills, which is a step of the batch too."""
-        beside = list(self._requests.running)
-        if beside:
-            _tell_last_passes(parts)
+    async def _compute(self, parts: list[tuple[ActiveRequest, int]], *, is_mixed: bool) -> None:
+        """A pass over parts of prefills."""
+        _tell(parts, is_beside=bool(self._requests.running))
+        beside = list(self._requests.running) if is_mixed else []
+        self._has_paused = bool(self._requests.running) and not is_mixed
         sizes = [(active.part[0], tokens) for active, tokens in parts]
         computed_s = self._pass_s(sizes, beside)
         reload_s = sum(active.reload_s for active, _ in parts if not active.passed_tokens)
@@ -409,7 +387,8 @@ class ModelledEngine:
         await self._time_line.work(max(reload_s, computed_s), only)
         if only is None or not only.is_set():
             self._measure_pass(sizes, beside, computed_s)
-        self._end_step(beside)
+        if is_mixed:
+            self._end_step(beside)
         for active, tokens in parts:
             if active.aborted.is_set():
                 continue
@@ -456,6 +435,7 @@ class ModelledEngine:
 
     def _end_step(self, batch: list[ActiveRequest]) -> None:
         """Each choice of the batch has its next token."""
+        self._has_paused = False
         for active in batch:
             if active.aborted.is_set():
                 continue
@@ -489,7 +469,7 @@ def _predicted_s(
     """Time of a pass over parts of prefills, with a step of a batch that has a size and contexts."""
     if not beside[0]:
         return model.prefill_s(*joined_tokens(parts), parallelism)
-    return mixed_pass_s(model, parts, *beside, parallelism)
+    return model.mixed_pass_s(parts, *beside, parallelism)
 
 
 def _size(batch: list[ActiveRequest]) -> tuple[int, int]:
@@ -497,10 +477,10 @@ def _size(batch: list[ActiveRequest]) -> tuple[int, int]:
     return sum(len(active.decoding) for active in batch), sum(active.context_tokens for active in batch)
 
 
-def _tell_last_passes(parts: list[tuple[ActiveRequest, int]]) -> None:
-    """Tell the worker which prefills end with the pass that begins, after it has heard of those that have ended."""
+def _tell(parts: list[tuple[ActiveRequest, int]], *, is_beside: bool) -> None:
+    """Tell the worker of the pass that begins, after it has heard of the prefills that have ended."""
     loop = asyncio.get_running_loop()
     for active, tokens in parts:
-        share = active.request.share
-        if tokens == active.left_tokens and share is not None and share.on_last_pass is not None:
-            loop.call_soon(share.on_last_pass)
+        if (on_pass := active.request.on_pass) is not None:
+            left_tokens = active.left_tokens - tokens
+            loop.call_soon(on_pass, left_tokens, is_beside and not left_tokens)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from ampd.serving.kv_tiers import Tiers
@@ -92,7 +93,7 @@ class ActiveRequest:
         self.reload_s = 0.0
         self.device_pages = 0
         self.passed_tokens = 0
-        self.first_s: float | None = request.share.first_s if request.share else None
+        self.first_s: float | None = request.first_s
         self.prefilled = False
         self.settled = False
         self.aborted = asyncio.Event()
@@ -129,19 +130,16 @@ class ActiveRequest:
 
     def is_taken_over(self, missing_tokens: int, page_tokens: int) -> bool:
         """Whether it was prefilled elsewhere and has its KV, if so many tokens of its prompt are missing."""
-        share = self.request.share
-        return is_taken_over(share is not None and share.first_s is not None, missing_tokens, page_tokens)
+        return is_taken_over(self.request.first_s is not None, missing_tokens, page_tokens)
 
-    def running_round(self, now_s: float) -> RunningRound | None:
-        """The request as a round that decodes; None: it does not, or no target of it is known."""
-        share = self.request.share
-        if share is None or self.first_s is None:
-            return None
+    def running_round(self, now_s: float) -> RunningRound:
+        """The request as a round that decodes."""
+        request = self.request
         tokens = max(len(choice.tokens) for choice in self.choices)
         return RunningRound(
-            tokens + (share.first_s is not None),
-            now_s - self.first_s,
-            share.task.slo.itl_s,
+            max(tokens + (request.first_s is not None), 1),
+            0.0 if self.first_s is None else now_s - self.first_s,
+            inf if request.task is None else request.task.slo.itl_s,
             self.prompt_tokens + tokens,
         )
 

@@ -27,9 +27,10 @@ from workers.engines.base import (
     EngineOutput,
     EngineRequest,
     KvLoadError,
+    OnPass,
     output_room,
 )
-from workers.engines.sglang_passes import share_params
+from workers.engines.sglang_passes import attention_backend, pass_params
 from workers.engines.sglang_processes import SglangProcesses
 from workers.engines.sglang_settings import (
     ENGINE_ENVIRONMENT,
@@ -68,11 +69,11 @@ class _Running:
         decodes: its first token is out.
         reload_s: how long the copies from the store took.
         is_load_measured: that time is of this request alone, and was not compared with its prediction yet.
-        on_last_pass: see `PassShare`; None: it was told, or nobody wants to know.
+        on_pass: as in `EngineRequest`.
     """
 
     context_tokens: int
-    on_last_pass: Callable[[], None] | None
+    on_pass: OnPass | None
     tokens: list[int] = field(default_factory=list)
     decodes: bool = False
     reload_s: float = 0.0
@@ -101,9 +102,8 @@ class SglangEngine:
         make_transport: the transport between stores, given the store's address and bytes; NIXL if None.
         model: the times of this worker, corrected by those of passes and loads. It predicts which KV of idle sessions
             may go, and whether a reload pays. None: the least recently used goes, and everything is reloaded.
-        shares_passes: as in `SlicingPolicy`.
-        passes: names of the slicing policy (`slicing`) and of the performance model (`perf`), by which shared passes
-            get their sizes; None: SGLang cuts prefills as it does by itself.
+        passes: the slicing policy (`slicing`), the performance model (`perf`) and the role (`role`) by which passes are
+            chosen; None: SGLang chooses them by itself.
 
     Raises:
         UserError: SGLang cannot run what the settings say.
@@ -115,13 +115,11 @@ class SglangEngine:
         make_transport: Callable[[int, int], Transport] | None = None,
         model: CorrectedModel | None = None,
         *,
-        shares_passes: bool = False,
         passes: Mapping[str, str] | None = None,
     ) -> None:
-        check_sglang(settings, "sglang engine", shares_passes=shares_passes)
+        check_sglang(settings, "sglang engine")
         self._settings = settings
-        self._shares_passes = shares_passes
-        self._passes = passes if shares_passes else None
+        self._passes = passes
         self._is_deterministic = bool(json.loads(settings.engine_args).get("enable_deterministic_inference"))
         self._make_transport = make_transport
         self._model = model
@@ -163,7 +161,7 @@ class SglangEngine:
         surplus = self._next_rounds.surplus if self._next_rounds else None
         has_checksums = self._settings.kv_checksums != "off"
         store = EngineStore(create_store(self._settings), self._settings.tp, surplus, has_checksums=has_checksums)
-        store.on_last_passes = self._last_passes_begun
+        store.on_passes = self._passes_begun
         if self._model is not None:
             store.on_factors = self._model.adopt
         self._kv = KvExchange(store, self._make_transport or NixlTransport)
@@ -208,7 +206,7 @@ class SglangEngine:
             "allow_untested": self._settings.allow_untested,
             "passes": self._passes,
         }
-        return engine_arguments(self._settings, on_gpu=on_gpu, linker=linker, shares_passes=self._shares_passes)
+        return engine_arguments(self._settings, on_gpu=on_gpu, linker=linker)
 
     async def _warm_up(self, lost: asyncio.Future[str]) -> None:
         """Run two requests. SGLang waits for ever for requests of a process that has ended or hangs, and this does not.
@@ -272,6 +270,7 @@ class SglangEngine:
             vocabulary_size=int(sglang.manager.model_config.vocab_size),
             fingerprint=geometry.fingerprint,
             tokenizer=tokenizer_digest(self._settings.model),
+            attention_backend=attention_backend(sglang.manager.server_args),
         )
 
     # -- requests
@@ -286,7 +285,7 @@ class SglangEngine:
         arguments = {
             "sampling_params": {
                 **sampling_params(request, self.info.vocabulary_size, is_deterministic=self._is_deterministic),
-                **share_params(request.share, tells=request.choices == 1),
+                **pass_params(request, tells=request.choices == 1),
             },
             **logprob_arguments(request),
         }
@@ -303,8 +302,7 @@ class SglangEngine:
         log.warning("the stored KV of a request did not reach the device: its context is computed again")
         # Under another id, because SGLang may load what is protected for the first one until that has ended.
         # Its last pass may have been told already.
-        share = request.share and replace(request.share, on_last_pass=None)
-        request = replace(request, rid=f"{request.rid}-again", share=share)
+        request = replace(request, rid=f"{request.rid}-again", on_pass=None)
         async with aclosing(self._run(request, arguments, loads=False)) as outputs:
             async for output in outputs:
                 yield output
@@ -313,8 +311,7 @@ class SglangEngine:
         self, request: EngineRequest, arguments: dict[str, Any], *, loads: bool = True
     ) -> AsyncGenerator[EngineOutput, None]:
         """`generate`, for checked parameters; `loads`: whether stored KV may be loaded."""
-        share = request.share
-        running = _Running(len(request.token_ids), share.on_last_pass if share else None)
+        running = _Running(len(request.token_ids), request.on_pass)
         self._running[request.rid] = running
         keys = self._keys(request, request.token_ids, request.known_keys)
         if self._next_rounds:
@@ -357,12 +354,10 @@ class SglangEngine:
     def _keys(self, request: EngineRequest, context: list[int], known: Sequence[bytes]) -> list[bytes]:
         return page_keys(context, self.info.page_size_tokens, known, tenant=request.tenant)
 
-    def _last_passes_begun(self, rids: Sequence[str]) -> None:
-        for rid in rids:
-            running = self._running.get(rid)
-            if running is not None and running.on_last_pass is not None:
-                on_last_pass, running.on_last_pass = running.on_last_pass, None
-                on_last_pass()
+    def _passes_begun(self, parts: Sequence[tuple[str, int, bool]]) -> None:
+        for rid, left_tokens, is_last in parts:
+            if (running := self._running.get(rid)) is not None and running.on_pass is not None:
+                running.on_pass(left_tokens, is_last)
 
     def load(self) -> EngineLoad:
         running = self._running.values()
@@ -416,7 +411,7 @@ class SglangEngine:
                     yield output
             return
         parameters = arguments["sampling_params"]
-        prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0, **share_params(request.share)}}
+        prefill = {"sampling_params": {"max_new_tokens": 0, "temperature": 0.0, **pass_params(request)}}
         prompt: EngineOutput | None = None
         # Under the request's own id, because the records that may be loaded are protected for it.
         async for output in self._choice(request, request.rid, 0, prefill):

@@ -145,14 +145,11 @@ def _asked_page_tokens(settings: SglangSettings) -> Any:
     return json.loads(settings.engine_args).get("page_size", settings.page_size)
 
 
-def engine_arguments(
-    settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any], shares_passes: bool = False
-) -> dict[str, Any]:
+def engine_arguments(settings: SglangSettings, *, on_gpu: bool, linker: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `sglang.Engine`: the settings, AMPD's linker, and what a machine without GPU needs.
 
     Args:
         linker: what `workers.kv.ranks.linker.KvLinker` gets as `extra_config`.
-        shares_passes: as in `SlicingPolicy`.
     """
     model = str(settings.model)
     arguments: dict[str, Any] = {
@@ -166,7 +163,9 @@ def engine_arguments(
         "mem_fraction_static": settings.mem_fraction if on_gpu else settings.mem_fraction or _CPU_MEM_FRACTION,
         "incremental_streaming_output": True,
         "stream_interval": 1,
-        "enable_mixed_chunk": shares_passes,
+        "enable_mixed_chunk": True,
+        # By itself a prefill that SGLang has begun takes every pass whole, and rounds that were handed over wait.
+        "schedule_policy": "shortest-prefill-first",
         "log_level": "error",
         "enable_unified_cache_external_linker": True,
         "unified_cache_external_linker_backend": "dynamic",
@@ -176,14 +175,11 @@ def engine_arguments(
             "linker_extra_config": linker,
         },
     }
-    if shares_passes:
-        # By itself a prefill that SGLang has begun takes every pass whole, and rounds that were handed over wait.
-        arguments["schedule_policy"] = "shortest-prefill-first"
     arguments = {name: value for name, value in arguments.items() if value is not None}
     return {**arguments, **({} if on_gpu else _CPU_ARGUMENTS), **json.loads(settings.engine_args)}
 
 
-def check_sglang(settings: SglangSettings, prog: str, *, shares_passes: bool = False) -> None:
+def check_sglang(settings: SglangSettings, prog: str) -> None:
     """Refuse what SGLang cannot run, before any process is started.
 
     Raises:
@@ -191,7 +187,7 @@ def check_sglang(settings: SglangSettings, prog: str, *, shares_passes: bool = F
             the KV exchange cannot follow, or a page size that was never tried. The line starts with `prog`.
     """
     arguments = json.loads(settings.engine_args)
-    check_arguments(arguments, prog, shares_passes=shares_passes)
+    check_arguments(arguments, prog)
     if not settings.allow_untested:
         check_page_size(_asked_page_tokens(settings), prog)
     model = check_model_folder(settings.model, prog)
@@ -247,7 +243,7 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "enable_mamba_cache_stochastic_rounding": ((False,), "states that are rounded by chance differ between workers"),
     "mamba_radix_cache_strategy": (("auto", "extra_buffer"), "states of other strategies were never exchanged"),
     "remote_instance_weight_loader_seed_instance_ip": ((None,), "workers cannot compare weights that have no files"),
-    "enable_mixed_chunk": ((), "the slicing policy says it, as in --slicing 'slack(mixes=true)'"),
+    "enable_mixed_chunk": ((), "the worker chooses the passes that are mixed"),
     "disaggregation_mode": (("null",), "AMPD moves the KV itself"),
     "enable_unified_cache_external_linker": ((True,), _LINKER),
     "unified_cache_external_linker_backend": ((), _LINKER),
@@ -256,12 +252,11 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 """SGLang's arguments that `--engine-args` may not set to any but these values, and why."""
 
 
-def check_arguments(arguments: Mapping[str, Any], prog: str, *, shares_passes: bool = False) -> None:
+def check_arguments(arguments: Mapping[str, Any], prog: str) -> None:
     """Refuse engine arguments that the KV exchange cannot follow.
 
     Args:
         arguments: of `--engine-args`, by SGLang's names.
-        shares_passes: as in `SlicingPolicy`.
 
     Raises:
         UserError: it names the argument and the reason.
@@ -270,12 +265,6 @@ def check_arguments(arguments: Mapping[str, Any], prog: str, *, shares_passes: b
         allowed, reason = _REFUSED.get(name, ((value,), ""))
         if value not in allowed:
             raise UserError(f"{prog}: --engine-args: {name}={json.dumps(value)} does not work here: {reason}")
-    chunk = arguments.get("chunked_prefill_size")
-    if shares_passes and isinstance(chunk, int) and chunk <= 0:
-        raise UserError(
-            f"{prog}: --engine-args: chunked_prefill_size={chunk} does not work with this slicing policy, whose "
-            "prefills share their passes with the decode batch: SGLang shares passes only where it may cut prefills"
-        )
 
 
 def check_page_size(page_tokens: int, prog: str) -> None:

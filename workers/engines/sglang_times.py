@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampd.perf.corrections import MIXED, PREFILL, STEP, CorrectedModel
-from ampd.policies.passes import joined_tokens, mixed_pass_s
+from ampd.perf.model import joined_tokens
 from workers.engines.sglang_passes import passes_of
 
 
@@ -41,7 +41,7 @@ class LaunchedPass:
             return times.decode_step_s(self.batch, self.context_tokens, parallelism)
         if not self.batch:
             return times.prefill_s(*joined_tokens(self.parts), parallelism)
-        return mixed_pass_s(times, self.parts, self.batch, self.context_tokens, parallelism)
+        return times.mixed_pass_s(self.parts, self.batch, self.context_tokens, parallelism)
 
 
 def launched_pass(batch: Any, now_s: float) -> LaunchedPass | None:

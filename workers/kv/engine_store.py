@@ -13,7 +13,7 @@ from xxhash import xxh3_64_intdigest
 from ampd.background_tasks import BackgroundTasks
 from ampd.types import Factors
 from workers.kv.rank_links import Offers, RankLinks
-from workers.kv.shared import KvGeometry, LastPasses, Loaded, PassFactors, Records, StoreMemory, ToWorker, mismatch
+from workers.kv.shared import KvGeometry, Loaded, Passes, PassFactors, Records, StoreMemory, ToWorker, mismatch
 from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
@@ -45,8 +45,7 @@ class EngineStore:
 
     Attributes:
         changed: called when sessions may hold more or less than before.
-        on_last_passes: called with the ids of requests when the last pass of their prefill begins, beside a step of the
-            engine's batch.
+        on_passes: called with the parts of a pass over prefills when it begins, as in `Passes`.
         on_factors: called when the rank has measured other times of passes.
     """
 
@@ -61,7 +60,7 @@ class EngineStore:
     ) -> None:
         self.memory = memory
         self.changed: Callable[[], None] = lambda: None
-        self.on_last_passes: Callable[[Sequence[str]], None] = lambda _rids: None
+        self.on_passes: Callable[[Sequence[tuple[str, int, bool]]], None] = lambda _parts: None
         self.on_factors: Callable[[Factors], None] = lambda _factors: None
         self._ranks = ranks
         self._surplus = surplus
@@ -292,8 +291,8 @@ class EngineStore:
             for rid in message.rids:
                 if (on_reload := self._known.get(rid)) is not None:
                     on_reload(message.seconds, len(message.rids))
-        elif isinstance(message, LastPasses):
-            self.on_last_passes(message.rids)
+        elif isinstance(message, Passes):
+            self.on_passes(message.parts)
         elif isinstance(message, PassFactors):
             self.on_factors(message.factors)
         elif self._offers is None:

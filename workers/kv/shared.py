@@ -442,10 +442,14 @@ class Loaded(Struct, tag=True, frozen=True):
     seconds: float
 
 
-class LastPasses(Struct, tag=True, frozen=True):
-    """The engine has begun the last pass of the prefill of these requests, beside a step of its batch."""
+class Passes(Struct, tag=True, frozen=True):
+    """The engine has begun a pass over these prefills.
 
-    rids: list[str]
+    `parts`: of each, its request, the tokens that are left of it after the pass, and whether this is its last pass,
+    beside a decode batch.
+    """
+
+    parts: list[tuple[str, int, bool]]
 
 
 class PassFactors(Struct, tag=True, frozen=True):
@@ -462,7 +466,7 @@ class Done(Struct, tag=True, frozen=True):
 
 
 ToRank = Write | Allow | Drop | Settle
-ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | LastPasses | PassFactors | Done
+ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Passes | PassFactors | Done
 
 encode = Encoder().encode
 decode_to_rank = Decoder(ToRank).decode

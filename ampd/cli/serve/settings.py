@@ -7,7 +7,6 @@ import importlib.util
 import os
 import shlex
 import socket
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
@@ -19,7 +18,6 @@ from ampd.errors import UserError
 from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies import defaults, registry
-from ampd.policies.expectations import disagreement
 from ampd.settings import GraphSettings
 from ampd.types import Parallelism, Role
 from router.settings import PARSER_NAMES, check_parser
@@ -75,7 +73,7 @@ class ServeSettings(GraphSettings):
     )
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
-    slicing: str = Field(defaults.SLICING, description="How a prefill shares its worker with a decode batch.")
+    slicing: str = Field(defaults.SLICING, description="What an engine computes next.")
     stream_tokens: int = Field(
         1, ge=1, le=MOST_JOINED_TOKENS, description="Tokens that a worker sends together, after a round's first one."
     )
@@ -160,11 +158,9 @@ WATCHES_PER_PROCESS = 7
 
 
 def check_policies(settings: ServeSettings) -> None:
-    """Refuse unknown names of policies; the error lists the known ones. Warn of policies that do not fit together."""
+    """Refuse unknown names of policies; the error lists the known ones."""
     for kind in ("binding", "routing", "ordering", "slicing", "pools"):
         registry.create_named(kind, getattr(settings, kind))
-    if warning := disagreement(settings.routing, settings.ordering):
-        print(f"ampd serve: {warning}", file=sys.stderr)
 
 
 def check_workers(settings: ServeSettings) -> None:

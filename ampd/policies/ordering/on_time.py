@@ -8,15 +8,16 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from ampd.perf.model import joined_tokens
 from ampd.policies.base import OrderingSituation, Pick, Run
-from ampd.policies.expectations import ORDERED_PREFILLS, Expectations
+from ampd.policies.expectations import ORDERED_PREFILLS, as_job, left_s
 from ampd.policies.moore_hodgson import Job, keep
-from ampd.policies.passes import joined_tokens, shortest_pass_s
-from ampd.policies.registry import register
+from ampd.policies.passes import shortest_pass_s
+from ampd.policies.registry import Policy, register
 
 
 @register("ordering", "on-time")
-class OnTimeOrdering(Expectations):
+class OnTimeOrdering(Policy):
     """Find the largest set of prefills that can all meet their targets, and run the one of it that is due first. The
     other prefills wait until the queue is quiet.
 
@@ -28,21 +29,27 @@ class OnTimeOrdering(Expectations):
     1. A prefill that would be late even if it ran alone and at once is hopeless. The others are sorted by deadline.
        Whenever a prefill would be late, the prefill that frees the most time for the least weight is given up for
        now (Moore-Hodgson, exact for equal weights). Of the prefills that are kept, the one that is due first runs.
-    2. A prefill of a session that has missed a target before weighs `missed_weight`, because a session counts only
+    2. A prefill of a session that has missed a target before weighs half, because a session counts only
        if all of its rounds are on time.
     3. The prefills that are due next go along in the same pass, as long as it takes no longer than three shortest
        passes and makes no prefill late.
-    4. Hopeless prefills run when no other prefill waits, the shortest first. A share of `late_share` of all picks
-       takes the oldest of them, so that they end under a steady load too.
+    4. A hopeless prefill is due again after 5 TTFT targets, and takes part in 1 to 3 with a quarter of the weight.
+       So long prompts of sessions that can still end in time do not starve.
+    5. Prefills that are late for that too run when no other prefill waits, the shortest first. A share of
+       `late_share` of all picks takes the oldest of them, so that they end under a steady load too.
 
-    Limits: in a lasting overload hopeless rounds wait long. Times are as good as the model; `headroom` keeps a part
-    of the target for its error. The share of a decode worker's time that the decode batch takes does not count.
+    Limits: in a lasting overload hopeless rounds wait long. Times are as good as the model. The share of a decode
+    worker's time that the decode batch takes does not count.
 
     Example: `--ordering on-time`
     """
 
     late_share: float = Field(0.05, ge=0, le=1, description="Share of the picks that go to hopeless prefills.")
 
+    AGAIN_TARGETS: ClassVar[float] = 5.0
+    """TTFT targets after which a late prefill is due again."""
+    AGAIN_WEIGHT: ClassVar[float] = 0.25
+    """Weight of one that is due again."""
     TOGETHER_PASSES: ClassVar[float] = 3.0
     """Longest pass of several prefills, in shortest passes."""
     WINDOW: ClassVar[int] = ORDERED_PREFILLS
@@ -81,20 +88,23 @@ class OnTimeOrdering(Expectations):
         return Run(earliest.position, postponed, tuple(together))
 
     def _jobs(self, situation: OrderingSituation) -> tuple[list[Job], list[int]]:
-        """(those that can be on time, positions of those that cannot), in order of the queue."""
+        """(those that can be on time, or when they are due again, positions of the others), in order of the queue."""
         model, parallelism, now_s = situation.model, situation.parallelism, situation.now_s
-        weighing, window = self.weighing(), self.WINDOW
+        window, again_targets, again_weight = self.WINDOW, self.AGAIN_TARGETS - 1.0, self.AGAIN_WEIGHT
         jobs: list[Job] = []
         hopeless: list[int] = []
         for position, task in enumerate(situation.queue):
-            if weighing.left_s(task, now_s) <= 0.0:
+            again_s = left_s(task, now_s) + again_targets * task.slo.ttft_s
+            if again_s <= 0.0:
                 hopeless.append(position)
                 continue
             time_s = model.prefill_s(task.hist_tokens, task.incr_tokens, parallelism)
-            job = weighing.job(task, position, time_s, now_s)
+            job = as_job(task, position, time_s, now_s)
             if time_s > job.due_s:
-                hopeless.append(position)
-                continue
+                if time_s > again_s:
+                    hopeless.append(position)
+                    continue
+                job = Job(again_s, time_s, again_weight, position)
             jobs.append(job)
             if len(jobs) == window:
                 break

@@ -22,10 +22,10 @@ from ampd.policies.estimates import (
     queued_in_passes_s,
     step_with_s,
 )
-from ampd.policies.expectations import Expectations, Weighing
+from ampd.policies.expectations import as_job, left_s, on_time
 from ampd.policies.moore_hodgson import weight_lost_to
 from ampd.policies.passes import shortest_pass_s
-from ampd.policies.registry import register
+from ampd.policies.registry import Policy, register
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
 
 _ON_TIME: Final = "on-time"
@@ -57,28 +57,26 @@ class RouteOffer:
 
 
 @register("routing", "predictive")
-class PredictiveRouting(Expectations):
+class PredictiveRouting(Policy):
     """Prefill where the round is predicted to end first, among the workers where it makes no other round late.
 
     Reads: queue, held tokens of the session, shared prefixes and longest context of every prefill worker; queue,
-    decode batch and its context, windowed ITL of the session's decode worker and of mixed workers; the round's SLO;
-    all times of the performance model.
+    decode batch and its context of the session's decode worker and of mixed workers; the round's SLO; all times of
+    the performance model.
 
     Rule:
 
     1. Every prefill worker that is not mixed offers a time: work in its queue + reading the history that it lacks +
        the prefill. The part of the prompt that it holds for other sessions is neither read nor computed.
     2. The decode worker offers the time that its batch leaves over. A step that takes `step` of a target of `itl`
-       leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill. From half of the ITL target on, the
-       measured ITL shrinks this share, to nothing at the target. Below `least_share` the worker offers nothing,
-       except for a short prefill: a prefill elsewhere ends in a pass here (the hand-over) that pauses the batch as
-       long as the shortest prefill, so leaving saves the batch little.
+       leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill. Below `least_share` the worker offers
+       nothing, except for a short prefill: a prefill elsewhere ends in a pass here (the hand-over) that pauses the
+       batch as long as the shortest prefill, so leaving saves the batch little.
     3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
        time there would have to be given up. The earliest offer without a loss takes the round (`on-time`), else the
        one with the least loss (`fewest-late`). A round that no offer can serve in time goes where it ends first
        (`hopeless`).
-    4. Mixed workers have a batch of their own to pause. They are asked only if a round becomes late in 3 and at the
-       owner.
+    4. Mixed workers have a batch of their own to pause. They are asked only if a round becomes late in 3.
 
     Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
 
@@ -96,9 +94,6 @@ class PredictiveRouting(Expectations):
         0.02, ge=0, description="Offers that differ by less than this share of the TTFT target count as equal."
     )
 
-    FADE: ClassVar[float] = 0.5
-    """Last part of the ITL target in which a measured ITL makes local prefills rarer; 0: a measured ITL has no effect.
-    """
     TRIES: ClassVar[int] = 8
     """Offers that are checked for rounds that become late."""
 
@@ -107,24 +102,24 @@ class PredictiveRouting(Expectations):
         workers = able(task, situation.prefill)
         if not workers:
             return local(decode, NO_PREFILL_WORKER)
-        own_id, least_share, fade = decode.worker_id, self.least_share, self.FADE
+        own_id, least_share = decode.worker_id, self.least_share
         others = [worker for worker in workers if worker.worker_id != own_id]
         mixed = [worker for worker in others if worker.role is Role.MIXED]
         prefill = [worker for worker in others if worker.role is not Role.MIXED] if mixed else others
-        offers = [_remote(situation, worker, least_share, fade) for worker in prefill]
+        offers = [_remote(situation, worker, least_share) for worker in prefill]
         are_free = not others or any(not worker.decode_batch for worker in prefill)
-        here = _local(situation, least_share, fade, are_free)
+        here = _local(situation, least_share, are_free)
         if here is not None:
             offers.append(here)
         elif not offers:
             return local(decode, NO_PREFILL_WORKER)
-        grain_s, weighing, tries = self.spread * task.slo.ttft_s, self.weighing(), self.TRIES
+        grain_s, tries = self.spread * task.slo.ttft_s, self.TRIES
         offers = _ranked(offers, grain_s, situation.rng)
-        chosen, reason = _choice(situation, offers, weighing, tries)
-        if mixed and reason != _ON_TIME and _is_late_here(situation, least_share, weighing, are_free):
-            further = _ranked(_mixed(situation, mixed, least_share, fade), grain_s, situation.rng)
+        chosen, reason = _choice(situation, offers, tries)
+        if mixed and reason != _ON_TIME:
+            further = _ranked(_mixed(situation, mixed, least_share), grain_s, situation.rng)
             offers += further
-            gain, reason_there = _choice(situation, further, weighing, tries) if further else (chosen, reason)
+            gain, reason_there = _choice(situation, further, tries) if further else (chosen, reason)
             if reason_there == _ON_TIME:
                 chosen, reason = gain, reason_there
         return RouteDecision(chosen.route, chosen.worker.worker_id, reason, _record(chosen, offers))
@@ -133,10 +128,10 @@ class PredictiveRouting(Expectations):
 # Functions and no methods, because compiled code calls a method of a policy as interpreted code does.
 
 
-def _local(situation: RoutingSituation, least_share: float, fade: float, are_free: bool) -> RouteOffer | None:
+def _local(situation: RoutingSituation, least_share: float, are_free: bool) -> RouteOffer | None:
     """The offer of the decode worker. `are_free`: another worker has no decode batch, so that this one may refuse."""
     task, decode, model = situation.task, situation.decode, situation.model
-    share = _share(situation, decode, fade, joining=1)
+    share = _share(situation, decode, joining=1)
     plain_s = model.prefill_s(task.hist_tokens, task.incr_tokens, decode.parallelism)
     if share < least_share and share <= least_share * _saved(situation, plain_s):
         if are_free:
@@ -150,18 +145,16 @@ def _local(situation: RoutingSituation, least_share: float, fade: float, are_fre
     return RouteOffer(decode, Route.LOCAL, total_s, prefill_s, queue_s, transfer_s, stretch)
 
 
-def _remote(situation: RoutingSituation, worker: WorkerView, least_share: float, fade: float) -> RouteOffer:
+def _remote(situation: RoutingSituation, worker: WorkerView, least_share: float) -> RouteOffer:
     stretch = 1.0
     if worker.decode_batch:  # it was a decode worker a moment ago, and its batch ends soon
-        stretch = 1.0 / max(_share(situation, worker, fade), least_share)
+        stretch = 1.0 / max(_share(situation, worker), least_share)
     return _remote_in(situation, worker, stretch)
 
 
-def _mixed(
-    situation: RoutingSituation, workers: Sequence[WorkerView], least_share: float, fade: float
-) -> list[RouteOffer]:
+def _mixed(situation: RoutingSituation, workers: Sequence[WorkerView], least_share: float) -> list[RouteOffer]:
     """The offers of mixed workers whose batches leave time over. Their batches stay, as the owner's does."""
-    shares = [(worker, _share(situation, worker, fade)) for worker in workers]
+    shares = [(worker, _share(situation, worker)) for worker in workers]
     return [_remote_in(situation, worker, 1.0 / share) for worker, share in shares if share >= least_share]
 
 
@@ -182,34 +175,25 @@ def _remote_in(situation: RoutingSituation, worker: WorkerView, stretch: float) 
     return offer
 
 
-def _share(situation: RoutingSituation, worker: WorkerView, fade: float, joining: int = 0) -> float:
+def _share(situation: RoutingSituation, worker: WorkerView, joining: int = 0) -> float:
     """Part of a worker's time that its decode batch leaves over; `joining`: with the task's round in the batch."""
     if not worker.decode_batch:
         return 1.0
     task = situation.task
     step_s = step_with_s(situation.model, worker, joining * task.context_tokens, joining)
-    return prefill_share(step_s, task.slo.itl_s) * _unspent(worker, task.slo.itl_s, fade)
+    return prefill_share(step_s, task.slo.itl_s)
 
 
-def _unspent(decode: WorkerView, itl_slo_s: float, fade: float) -> float:
-    """1 while the measured ITL is far from its target, 0 at the target."""
-    if not fade or not decode.itl.count:
-        return 1.0
-    return min(max((1.0 - decode.itl.mean_s / itl_slo_s) / fade, 0.0), 1.0)
-
-
-def _choice(
-    situation: RoutingSituation, offers: Sequence[RouteOffer], weighing: Weighing, tries: int
-) -> tuple[RouteOffer, str]:
-    left_s = weighing.left_s(situation.task, situation.now_s)
+def _choice(situation: RoutingSituation, offers: Sequence[RouteOffer], tries: int) -> tuple[RouteOffer, str]:
+    room_s = left_s(situation.task, situation.now_s)
     best: RouteOffer | None = None
     least = inf
     for offer in offers[:tries]:
-        if offer.prefill_s + offer.transfer_s > left_s:
+        if offer.prefill_s + offer.transfer_s > room_s:
             continue
         loss = offer.loss
         if loss == _UNKNOWN:
-            loss = offer.loss = _loss(situation, offer, weighing)
+            loss = offer.loss = _loss(situation, offer)
         if not loss:
             return offer, _ON_TIME
         if loss < least:
@@ -217,20 +201,14 @@ def _choice(
     return (best, "fewest-late") if best else (offers[0], "hopeless")
 
 
-def _is_late_here(situation: RoutingSituation, least_share: float, weighing: Weighing, are_free: bool) -> bool:
-    """Whether staying makes a round late even if the batch takes no more time than the model says."""
-    here = _local(situation, least_share, 0.0, are_free)
-    return here is None or _choice(situation, [here], weighing, 1)[1] != _ON_TIME
-
-
-def _loss(situation: RoutingSituation, offer: RouteOffer, weighing: Weighing) -> float:
+def _loss(situation: RoutingSituation, offer: RouteOffer) -> float:
     """Weight of the rounds now on time at a worker that this round would make late there."""
     now_s = situation.now_s
     times_s = queue_times(offer.worker, situation.model).listed_s
-    jobs = weighing.on_time(offer.worker.queue, times_s, offer.stretch, now_s)
+    jobs = on_time(offer.worker.queue, times_s, offer.stretch, now_s)
     if not jobs:
         return 0.0
-    own = weighing.job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
+    own = as_job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
     return weight_lost_to(own, jobs)
 
 

@@ -273,9 +273,6 @@ PREFILLS_DROPPED = _counter(
 POSTPONEMENTS = _counter(
     "ampd_prefill_postponements_total", _WORKER, "Times that the ordering ran a later prefill before an earlier one."
 )
-SLICES = _counter(
-    "ampd_prefill_slices_total", _WORKER, "Engine calls that prefills were cut into; one that runs whole counts as one."
-)
 
 # -- KV
 

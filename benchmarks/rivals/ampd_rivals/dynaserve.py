@@ -5,8 +5,7 @@ Its split of a request between two workers is left out: no worker here computes 
 
 from __future__ import annotations
 
-from ampd.policies.base import Compute, Slice, SlicingSituation
-from ampd.policies.passes import mixed_pass_s
+from ampd.policies.base import SlicingSituation
 from ampd.policies.registry import Policy, register
 
 _LEAST_TOKENS = 16
@@ -27,25 +26,24 @@ class DynaServeSlicing(Policy):
     Rule: the most tokens whose pass, with the batch's step in it, keeps the strictest ITL target of the batch; at least
     16. While nothing decodes: all that is left.
 
-    Limits: only the simulated engine mixes. In a live graph the batch pauses for the tokens instead. One prefill is in
-    a pass at a time.
+    Limits: where mixed passes save nothing, the batch pauses for the tokens instead.
 
     Example: `--slicing dynaserve`
     """
 
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         task = situation.task
         if not situation.running:
-            return Compute(task.incr_tokens)
+            return task.incr_tokens
         context_tokens = sum(round_.context_tokens for round_ in situation.running)
         target_s = min(round_.itl_slo_s for round_ in situation.running)
 
         def keeps(tokens: int) -> bool:
             parts, batch = [(task.hist_tokens, tokens)], len(situation.running)
-            return mixed_pass_s(situation.model, parts, batch, context_tokens, situation.parallelism) <= target_s
+            return situation.model.mixed_pass_s(parts, batch, context_tokens, situation.parallelism) <= target_s
 
         if keeps(task.incr_tokens):
-            return Compute(task.incr_tokens, mixes=True)
+            return task.incr_tokens
         fits, exceeds = 0, task.incr_tokens
         while exceeds - fits > 1:
             middle = (fits + exceeds) // 2
@@ -53,4 +51,4 @@ class DynaServeSlicing(Policy):
                 fits = middle
             else:
                 exceeds = middle
-        return Compute(min(max(fits, _LEAST_TOKENS), task.incr_tokens), mixes=True)
+        return min(max(fits, _LEAST_TOKENS), task.incr_tokens)

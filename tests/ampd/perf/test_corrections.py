@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ampd.perf.corrections import KINDS, LOAD, MIXED, PREFILL, READ, STEP, CorrectedModel
 from ampd.perf.model import ScaledModel
 from ampd.perf.presets import load_performance_model
-from ampd.policies.passes import mixed_pass_s
 from ampd.types import LEAST_FACTOR, MOST_FACTOR, Factors, Parallelism
 from ampd.wire import fields_of
 
@@ -34,7 +33,7 @@ def predicted_s(times: CorrectedModel, kind: int) -> float:
     return {
         PREFILL: lambda: times.prefill_s(1000, 500, TP4),
         STEP: lambda: times.decode_step_s(20, 40_000, TP4),
-        MIXED: lambda: mixed_pass_s(times, [(1000, 100)], 20, 40_000, TP4),
+        MIXED: lambda: times.mixed_pass_s([(1000, 100)], 20, 40_000, TP4),
         READ: lambda: times.kv_transfer_s(4000, TP4, TP4),
         LOAD: lambda: times.reload_s(4000, TP4),
     }[kind]()
@@ -158,7 +157,7 @@ def test_coordinators_predict_with_the_factors_of_the_view() -> None:
     assert MODEL.decode_step_s(20, 40_000, theta) == times.decode_step_s(20, 40_000, TP4)
     assert MODEL.kv_transfer_s(4000, TP4, theta) == times.kv_transfer_s(4000, TP4, TP4)
     assert MODEL.reload_s(4000, theta) == times.reload_s(4000, TP4)
-    assert mixed_pass_s(MODEL, [(1000, 100)], 20, 40_000, theta) == predicted_s(times, MIXED)
+    assert MODEL.mixed_pass_s([(1000, 100)], 20, 40_000, theta) == predicted_s(times, MIXED)
 
 
 def test_a_scaled_model_is_corrected_to_the_true_one() -> None:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import MixedPasses, PerformanceModel
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, Slo, WorkerView
 from tests.ampd.policies import situations
@@ -31,6 +31,17 @@ class SlowHost(PlainModel):
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002
         return tokens / 100
+
+
+@dataclass(frozen=True)
+class Mixing(PlainModel):
+    """As `PLAIN`, with mixed passes that save something."""
+
+    saved: float = 1.0
+    context_s_per_token: float = 0.0
+
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:  # noqa: ARG002
+        return MixedPasses(self.saved, self.context_s_per_token)
 
 
 PLAIN = PlainModel()

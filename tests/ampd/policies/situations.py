@@ -16,7 +16,6 @@ from ampd.policies.base import (
     RoleChange,
     RoutingPolicy,
     RoutingSituation,
-    Slice,
     SlicingPolicy,
     SlicingSituation,
 )
@@ -82,7 +81,7 @@ def slice(
     parallelism: Parallelism,
     model: PerformanceModel,
     now_s: float,
-) -> Slice:
+) -> int:
     return policy.slice(SlicingSituation(task=task, running=running, parallelism=parallelism, model=model, now_s=now_s))
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampd.policies.expectations import Weighing
+from ampd.policies.expectations import as_job
 from ampd.policies.moore_hodgson import Job, first_of_best_ordering, keep, weight_lost_to
 from tests.ampd.policies.ordering.test_ampd import most_on_time
 from tests.ampd.policies.routing_lab import SLO, round_of
@@ -185,7 +185,6 @@ def test_nothing_to_keep() -> None:
 
 def test_a_prefill_as_a_job() -> None:
     task = round_of(100, 50, SLO, arrival_s=7.0)
-    weighing = Weighing(headroom=0.9, missed_weight=0.5)
-    assert weighing.job(task, 3, 0.2, 7.25) == (pytest.approx(0.65), 0.2, 1.0, 3)
-    assert weighing.job(replace(task, session_missed=True), 3, 0.2, 7.25).weight == 0.5
-    assert weighing.job(task, 3, 0.2, inf).due_s == -inf
+    assert as_job(task, 3, 0.2, 7.25) == (pytest.approx(0.75), 0.2, 1.0, 3)
+    assert as_job(replace(task, session_missed=True), 3, 0.2, 7.25).weight == 0.5
+    assert as_job(task, 3, 0.2, inf).due_s == -inf

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampd.perf.model import ScaledModel
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model, model_shape
-from ampd.policies.base import Compute, Run
+from ampd.perf.profile import MixedPassCosts
+from ampd.policies.base import Run
 from ampd.policies.ordering.on_time import OnTimeOrdering
-from ampd.policies.passes import shortest_pass_s
+from ampd.policies.passes import mixing_pays, shortest_pass_s
 from ampd.policies.routing.predictive import PredictiveRouting
-from ampd.policies.slicing.slack import SlackSlicing
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations
 from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, round_of
@@ -66,7 +67,7 @@ def test_short_prefills_of_a_mixture_go_together() -> None:
     page_s = shortest_pass_s(MIXTURE, 0, TP2)
     # Three passes are worth more than two hundred tokens and less than three hundred.
     assert mixture_s(200) < 3.0 * page_s < mixture_s(300)
-    ordering = OnTimeOrdering(headroom=1.0)
+    ordering = OnTimeOrdering()
     assert situations.pick(ordering, queue, TP2, MIXTURE, 0.0, random.Random(0)) == Run(0, (), (1,))
 
 
@@ -81,17 +82,31 @@ def test_short_prefills_queued_for_a_mixture_pay_for_its_experts_once() -> None:
     assert there.queue_s < 1.1 * mixture_s(40)
 
 
-@pytest.mark.parametrize("passes", [3.0, 5.0])
-def test_slices_of_a_mixture_are_some_pages_passes_however_tight_the_target(passes: float) -> None:
-    """A quantum of a sixth of 60 ms would not even read the experts once."""
-    task = round_of(2000, 4000, Slo(0.06, 0.04))
-    page_s = shortest_pass_s(MIXTURE, 2000, TP2)
-    assert 0.15 * task.slo.ttft_s < page_s
-    policy = situations.with_constants(SlackSlicing(quantum=0.15), QUANTUM_PASSES=passes)
-    tokens = situations.slice(policy, task, (), TP2, MIXTURE, 0.0).tokens
-    assert mixture_s(tokens, 2000) <= passes * page_s < mixture_s(tokens + 16, 2000)
-    # Without the floor the least slice is all that it gets; with a loose target the floor does not count.
-    bare = situations.slice(situations.with_constants(policy, QUANTUM_PASSES=0.0), task, (), TP2, MIXTURE, 0.0).tokens
-    assert mixture_s(bare, 2000) <= 2.0 * page_s < mixture_s(bare + 16, 2000)
-    loose = replace(task, slo=Slo(60.0, 0.04))
-    assert situations.slice(policy, loose, (), TP2, MIXTURE, 0.0) == Compute(4000)
+# -- mixed passes
+
+
+def test_a_mixed_pass_reads_the_weights_once() -> None:
+    apart_s = DENSE.prefill_s(0, 128, TP2) + DENSE.decode_step_s(8, 4000, TP2)
+    mixed_s = DENSE.mixed_pass_s([(0, 128)], 8, 4000, TP2)
+    attention_s = DENSE.decode_step_s(8, 4000, TP2) - DENSE.decode_step_s(8, 0, TP2)
+    assert mixed_s == pytest.approx(DENSE.prefill_s(0, 136, TP2) + attention_s)
+    assert mixing_pays(DENSE, 0, 128, 8, 4000, TP2)
+    assert mixed_s < apart_s
+
+
+@pytest.mark.parametrize(("saved", "per_context_s", "pays"), [(0.0, 0.0, False), (0.5, 0.0, True), (0.5, 1e-6, False)])
+def test_what_was_measured_with_a_backend_decides(saved: float, per_context_s: float, pays: bool) -> None:
+    costs = MixedPassCosts(saved=saved, context_s_per_token=per_context_s)
+    known = tuple(each.model_copy(update={"mixed_passes": {"fa3": costs}}) for each in DENSE.profile.workers)
+    profile = DENSE.profile.model_copy(update={"workers": known})
+    for backend in ("fa3", None):
+        model = PiecewiseModel(profile, backend=backend)
+        assert mixing_pays(model, 0, 128, 8, 8000, TP2) is pays
+        assert mixing_pays(ScaledModel(model, 2.0, 2.0, 2.0), 0, 128, 8, 8000, TP2) is pays
+    apart_s = DENSE.prefill_s(0, 128, TP2) + DENSE.decode_step_s(8, 8000, TP2)
+    saved_s = apart_s - DENSE.mixed_pass_s([(0, 128)], 8, 8000, TP2)
+    measured_s = PiecewiseModel(profile, backend="fa3").mixed_pass_s([(0, 128)], 8, 8000, TP2)
+    assert measured_s == pytest.approx(apart_s - saved * saved_s + 8000 * per_context_s)
+    other = PiecewiseModel(profile, backend="triton")
+    assert other.mixed_pass_s([(0, 128)], 8, 8000, TP2) == pytest.approx(apart_s), "it was not measured"
+    assert not mixing_pays(other, 0, 128, 8, 8000, TP2)

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ampd.policies.base import Slice, SlicingSituation
+from ampd.policies.base import SlicingSituation
 
 
 @dataclass
 class FixedSlices:
-    """Gives one answer, and turns of 100 tokens; keeps the last situation."""
+    """Gives one answer; keeps the last situation."""
 
-    answer: Slice
-    is_whole: bool = False
-    shares_passes: bool = False
+    answer: int
     situation: SlicingSituation | None = None
 
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         self.situation = situation
         return self.answer
-
-    def turn(self, situation: SlicingSituation) -> int:
-        self.situation = situation
-        return 100

@@ -1,25 +1,35 @@
-"""Sizes of passes that are steps of the batch too: what the policy says, in full pages, and which prefills get it."""
+"""The next pass: what the policy says, in full pages, which prefills get it, and whether it is a step of the batch."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampd.perf.model import PerformanceModel
 from ampd.perf.presets import load_performance_model
-from ampd.policies.base import Compute, Slice, Wait
-from ampd.serving.pass_sizes import PassSizes, divided, is_taken_over
-from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from ampd.serving.pass_sizes import NextPass, PassSizes, divided, is_taken_over
+from ampd.types import Parallelism, PrefillTask, Role, RunningRound, Slo
 from tests.ampd.serving.fixed_slices import FixedSlices
 
-MODEL = load_performance_model("tiny-cpu")
+PLAIN, MIXING = load_performance_model("tiny-cpu"), load_performance_model("qwen3-32b-h20")
 BATCH = [RunningRound(tokens=5, elapsed_s=0.1, itl_slo_s=0.05, context_tokens=100)]
 OLDEST = PrefillTask("t", "t", 320, 200, 0.0, Slo(1.0, 0.1))
 PAGE = 16
 
 
-def size(answer: Slice, left_tokens: int = 500, running: list[RunningRound] = BATCH) -> int:
-    return PassSizes(FixedSlices(answer), MODEL, Parallelism(), PAGE).tokens(OLDEST, left_tokens, running, 2.0)
+def chosen(
+    answer: int,
+    left_tokens: int = 500,
+    running: Sequence[RunningRound] = BATCH,
+    model: PerformanceModel = PLAIN,
+    **known: Any,
+) -> NextPass:
+    sizes = PassSizes(FixedSlices(answer), model, Parallelism(), PAGE)
+    return sizes.next(OLDEST if left_tokens else None, left_tokens, running, 2.0, **known)
 
 
 @pytest.mark.parametrize(
@@ -27,21 +37,42 @@ def size(answer: Slice, left_tokens: int = 500, running: list[RunningRound] = BA
     [(100, 96), (96, 96), (1, 16), (499, 496), (500, 500), (9000, 500)],
 )
 def test_a_pass_takes_full_pages_or_all_that_is_left(tokens: int, expected: int) -> None:
-    assert size(Compute(tokens)) == expected
+    assert chosen(tokens) == NextPass(expected)
+    assert chosen(tokens, model=MIXING) == NextPass(expected, is_mixed=True)
+    assert chosen(tokens, running=[]) == NextPass(expected)
 
 
-def test_a_policy_that_waits_gets_a_step_of_the_batch_alone() -> None:
-    assert size(Wait(0.5)) == 0
-    assert size(Wait(0.5), running=[]) == 500, "there is nothing to wait for"
+def test_a_policy_may_want_a_step_of_the_batch_alone() -> None:
+    assert chosen(0) == chosen(0, model=MIXING) == NextPass(0)
+    assert chosen(0, running=[]) == NextPass(16), "there is nothing to wait for"
+
+
+def test_the_batch_makes_a_step_after_it_has_paused() -> None:
+    assert chosen(96, has_paused=True) == NextPass(0)
+    assert chosen(96, has_paused=True, model=MIXING) == NextPass(96, is_mixed=True)
+    assert chosen(96, has_paused=True, running=[]) == NextPass(96)
+
+
+def test_rounds_that_were_handed_over_go_along_or_alone() -> None:
+    assert chosen(96, handed_over=[1, 9]) == NextPass(96)
+    assert chosen(0, handed_over=[1, 9], model=MIXING) == NextPass(0, is_mixed=True)
+    assert chosen(0, 0, handed_over=[1]) == NextPass(0)
+    assert chosen(0, 0, handed_over=[1], model=MIXING) == NextPass(0, is_mixed=True)
+
+
+def test_a_prefill_without_targets_is_computed_whole() -> None:
+    sizes = PassSizes(FixedSlices(16), PLAIN, Parallelism(), PAGE)
+    assert sizes.next(None, 500, BATCH, 2.0) == NextPass(500)
 
 
 def test_the_policy_sees_all_that_is_left_as_one_prefill() -> None:
-    policy = FixedSlices(Compute(1))
-    PassSizes(policy, MODEL, Parallelism(2), PAGE).tokens(OLDEST, 500, BATCH, 7.0)
+    policy = FixedSlices(1)
+    PassSizes(policy, MIXING, Parallelism(2), PAGE, lambda: Role.MIXED).next(OLDEST, 500, BATCH, 7.0)
     seen = policy.situation
     assert seen is not None
     assert (seen.task.hist_tokens, seen.task.incr_tokens, seen.task.slo) == (320, 500, OLDEST.slo)
-    assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MODEL)
+    assert (seen.running, seen.parallelism, seen.now_s, seen.model) == (BATCH, Parallelism(2), 7.0, MIXING)
+    assert seen.role is Role.MIXED
 
 
 @pytest.mark.parametrize(

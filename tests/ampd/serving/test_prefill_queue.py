@@ -6,7 +6,6 @@ import gc
 import random
 import weakref
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -117,16 +116,6 @@ def test_a_pass_without_anything_to_read_is_not_picked_ahead() -> None:
     assert bench.at(Stage.WAITING) == ["a", "b", "reader"]
 
 
-def test_a_part_that_is_left_waits_at_its_place_by_arrival() -> None:
-    bench = Bench(Scripted(Run(0), Wait(5.0)))
-    for name in ("first", "second", "third"):
-        bench.enter(name)
-        bench.clock.move(1.0)
-    first = bench.entries["first"]
-    bench.queue.again(first, replace(first.task, hist_tokens=10))
-    assert [entry.task.task_id for entry in bench.queue.waiting] == ["first", "second", "third"]
-
-
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_who_leaves_while_it_reads_no_longer_holds_its_mates_up(victim: str) -> None:
     bench = Bench(Scripted(Run(0), Wait(5.0), Wait(5.0), Wait(5.0), together(3)))
@@ -170,15 +159,17 @@ def test_an_owner_that_makes_its_mate_leave_at_its_turn() -> None:
     assert bench.at(Stage.COMPUTING) == ["last"]
 
 
-# -- the last pass of a prefill
+# -- the passes of a prefill
 
 
 def test_the_next_prefill_is_picked_when_the_last_pass_of_the_first_begins() -> None:
     bench = Bench(Scripted(Run(0)))
     bench.enter("first", "second", "third")
-    bench.queue.ending(bench.entries["first"])
+    bench.queue.passes(bench.entries["first"], 90, is_last=False)
+    assert bench.at(Stage.COMPUTING) == ["first"]
+    bench.queue.passes(bench.entries["first"], 0, is_last=True)
     assert bench.at(Stage.COMPUTING) == ["first", "second"]
-    bench.queue.ending(bench.entries["first"])
+    bench.queue.passes(bench.entries["first"], 0, is_last=True)
     assert bench.at(Stage.COMPUTING) == ["first", "second"], "once is enough"
     bench.leave("first")
     assert bench.at(Stage.WAITING) == ["third"], "its slot was free before"
@@ -188,24 +179,28 @@ def test_a_pass_of_several_is_ending_with_its_last_member() -> None:
     bench = Bench(Scripted(Run(0), together(2), Run(0)))
     bench.enter("first", "a", "b", "next")
     bench.leave("first")
-    bench.queue.ending(bench.entries["a"])
+    bench.queue.passes(bench.entries["a"], 0, is_last=True)
     assert bench.at(Stage.WAITING) == ["next"]
     bench.leave("a")
     assert bench.at(Stage.WAITING) == ["next"], "b is not ending"
-    bench.queue.ending(bench.entries["b"])
+    bench.queue.passes(bench.entries["b"], 0, is_last=True)
     assert bench.at(Stage.COMPUTING) == ["b", "next"]
 
 
-def test_a_part_that_was_ending_needs_a_slot_again() -> None:
-    bench = Bench(Scripted(Run(0), Run(0), Wait(5.0)))
+def test_the_queue_knows_what_is_left_by_the_engines_count() -> None:
+    bench = Bench(Scripted(Run(0)))
     bench.enter("first", "second")
-    first = bench.entries["first"]
-    bench.queue.ending(first)
-    bench.queue.again(first, replace(first.task, hist_tokens=10))
-    assert bench.at(Stage.COMPUTING) == ["second"]
-    assert bench.at(Stage.WAITING) == ["first"]
-    bench.queue.ending(first)
-    assert bench.at(Stage.WAITING) == ["first"], "it computes nothing"
+    first, second = bench.entries["first"], bench.entries["second"]
+    context_tokens = first.task.context_tokens
+    bench.queue.passes(first, 30, is_last=False)
+    assert (first.task.hist_tokens, first.task.incr_tokens) == (context_tokens - 30, 30)
+    assert bench.queue.tasks()[0].incr_tokens == 30
+    bench.queue.passes(first, context_tokens + 1, is_last=False)
+    assert (first.task.hist_tokens, first.task.incr_tokens) == (0, context_tokens), "its output is a part of its prompt"
+    bench.queue.passes(second, 1, is_last=False)
+    assert second.task.incr_tokens > 1, "it computes nothing"
+    bench.queue.passes(first, 0, is_last=True)
+    assert first.task.incr_tokens == context_tokens, "the last pass counts as what was left"
 
 
 # -- all at once, by dice
@@ -254,9 +249,8 @@ def check_listed(bench: Bench) -> None:
                 "leave",
                 "ring",
                 "move",
-                "correct",
-                "again",
-                "ending",
+                "pass",
+                "last-pass",
             ]
         ),
         max_size=80,
@@ -267,7 +261,6 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(seed: int
     policy = Dice(rng)
     bench = Bench(policy)
     ran: list[str] = []
-    changed: list[tuple[str, str]] = []
 
     def check() -> None:
         ran.extend(name for name in bench.at(Stage.COMPUTING) if name not in ran)
@@ -294,13 +287,9 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(seed: int
             bench.queue.fetched(bench.entries[rng.choice(alive)])
         elif action == "leave" and alive:
             bench.leave(rng.choice(alive))
-        elif action == "ending" and alive:
-            bench.queue.ending(bench.entries[rng.choice(alive)])
-        elif action in ("correct", "again") and alive:
-            change = bench.queue.correct if action == "correct" else bench.queue.again
-            changed.append((rng.choice(alive), action))
-            entry = bench.entries[changed[-1][0]]
-            change(entry, replace(entry.task, hist_tokens=10, incr_tokens=max(entry.task.incr_tokens // 2, 1)))
+        elif action in ("pass", "last-pass") and alive:
+            entry = bench.entries[rng.choice(alive)]
+            bench.queue.passes(entry, max(entry.task.incr_tokens // 2, 1), is_last=action == "last-pass")
         elif action == "ring":
             bench.clock.ring()
         elif action == "move":
@@ -323,8 +312,7 @@ def test_whatever_a_policy_answers_everybody_runs_and_slots_are_passes(seed: int
     assert bench.clock.pending() == []
     assert set(stayed) <= set(ran)
     started = [line.split()[0] for line in bench.log if line.endswith("computing")]
-    again = Counter(name for name, action in changed if action == "again")
-    assert all(count <= 1 + again[name] for name, count in Counter(started).items()), "once, and once per part"
+    assert all(count == 1 for count in Counter(started).values())
 
 
 def test_an_entry_that_has_left_does_not_keep_its_owner() -> None:

@@ -1,11 +1,8 @@
 """Layouts on which rivals and our own parts are tried."""
 
-import pytest
-
 from ampd.policies.registry import create_named
 from ampd.types import Role
 from benchmarks.best_layouts.entries import (
-    Engine,
     Entry,
     all_settings,
     our_parts,
@@ -43,50 +40,38 @@ def test_planned_settings_are_run_only_if_they_are_named() -> None:
     assert not {*planned} & {*all_settings()}
 
 
-@pytest.mark.parametrize(("engine", "name"), [(Engine.PAUSES, ""), (Engine.SHARES, ", shared passes")])
-def test_every_layout_of_our_parts_is_tried_with_as_many_gpus(engine: Engine, name: str) -> None:
-    labels = {entry.label for entry in our_parts(FOUR, engine)}
-    assert {f"ours with fixed roles{name} {split}" for split in ("1+3", "2+2", "3+1")} <= labels
-    assert {f"ours, mixed workers{name} {split}" for split in ("1+3", "2+2", "3+1")} <= labels
-    assert {f"co-located ours{name}", f"co-located ours, least-kv{name}"} <= labels
-    for entry in our_parts(FOUR, engine):
+def test_every_layout_of_our_parts_is_tried_with_as_many_gpus() -> None:
+    labels = {entry.label for entry in our_parts(FOUR)}
+    assert {f"ours with fixed roles {split}" for split in ("1+3", "2+2", "3+1")} <= labels
+    assert {f"ours, mixed workers {split}" for split in ("1+3", "2+2", "3+1")} <= labels
+    assert {"co-located ours", "co-located ours, least-kv"} <= labels
+    for entry in our_parts(FOUR):
         assert entry.contestant.cluster(entry.setting.cluster()).gpus == FOUR.gpus
 
 
-@pytest.mark.parametrize("engine", Engine)
-def test_ours_starts_from_the_even_split_in_every_setting(engine: Engine) -> None:
+def test_ours_starts_from_the_even_split_in_every_setting() -> None:
     for setting in all_settings():
         assert setting.prefill == setting.decode
-        assert {entry.setting for entry in ours(setting, engine)} == {setting}
-
-
-@pytest.mark.parametrize("engine", Engine)
-def test_ours_share_passes_where_the_engine_does(engine: Engine) -> None:
-    for entry in (*ours(FOUR, engine), *our_parts(FOUR, engine)):
-        assert create_named("slicing", entry.contestant.slicing).shares_passes is (engine is Engine.SHARES)
+        assert {entry.setting for entry in ours(setting)} == {setting}
 
 
 def test_rivals_are_tried_on_every_split_and_co_located() -> None:
-    labels = {entry.label for entry in rivals(FOUR, Engine.PAUSES)}
-    assert {f"deflection {split}" for split in ("1+3", "2+2", "3+1")} <= labels
-    assert "co-located chunked" in labels
+    labels = [entry.label for entry in rivals(FOUR)]
+    assert len(labels) == len(set(labels))
+    assert {f"deflection {split}" for split in ("1+3", "2+2", "3+1")} <= set(labels)
+    assert {"co-located chunked", "co-located mixed passes"} <= set(labels)
     assert not any("ours" in label for label in labels)
 
 
-def test_rivals_that_prefill_where_rounds_decode_are_tried_with_shared_passes_too() -> None:
-    sharing = {entry.label: entry.contestant for entry in rivals(FOUR, Engine.SHARES)}
-    by_chunks = [f"{label}, shared passes" for label in ("deflection", "deflection window 32", "threshold", "arrow")]
-    by_taichi = [f"taichi {sizes}, shared passes" for sizes in ("2048/256", "512/96")]
-    on_splits = [f"{label} {split}" for label in by_chunks + by_taichi for split in ("1+3", "2+2", "3+1")]
-    assert {"co-located mixed passes", *on_splits} <= set(sharing)
-    assert not any(label.startswith(("always-remote", "kairos")) for label in sharing)
-    pausing = {entry.contestant.spec for entry in rivals(FOUR, Engine.PAUSES)}
-    assert not pausing & {contestant.spec for contestant in sharing.values()}
+def test_rivals_that_prefill_where_rounds_decode_are_tried_in_chunks_too() -> None:
+    tried = {entry.label: entry.contestant for entry in rivals(FOUR)}
+    chunked = ["threshold chunked", "arrow chunked", "taichi 2048/256", "taichi 512/96"]
+    assert {f"{label} {split}" for label in chunked for split in ("1+3", "2+2", "3+1")} <= set(tried)
+    assert not any(label.startswith(("always-remote", "kairos")) and "chunked" in label for label in tried)
 
 
-@pytest.mark.parametrize("engine", Engine)
-def test_the_chunk_sizes_of_taichi_are_those_that_its_routing_expects(engine: Engine) -> None:
-    found = [entry.contestant for entry in rivals(FOUR, engine) if entry.label.startswith("taichi")]
+def test_the_chunk_sizes_of_taichi_are_those_that_its_routing_expects() -> None:
+    found = [entry.contestant for entry in rivals(FOUR) if entry.label.startswith("taichi")]
     for contestant in found:
         routing = create_named("routing", contestant.routing)
         slicing = create_named("slicing", contestant.slicing)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.perf.presets import analytic_model
-from ampd.policies.passes import mixed_pass_s
 from ampd.types import Parallelism
 from benchmarks.best_layouts.limit import LeastWork, limit_text, main, most_sessions_per_s
 from benchmarks.policies.settings import Setting
@@ -31,7 +30,7 @@ def test_no_pass_is_shorter_than_the_least_work_of_its_parts(
 ) -> None:
     size, context_tokens = batch[0], batch[0] * batch[1]
     least_s = sum(work(model).prefill_s(*part) for part in parts) + work(model).decode_s(size, context_tokens)
-    pass_s = mixed_pass_s(analytic_model(model, "h20"), parts, size, context_tokens, PARALLELISM)
+    pass_s = analytic_model(model, "h20").mixed_pass_s(parts, size, context_tokens, PARALLELISM)
     assert least_s <= pass_s * (1 + 1e-6)
     if not parts:
         assert least_s <= analytic_model(model, "h20").decode_step_s(size, context_tokens, PARALLELISM) * (1 + 1e-6)

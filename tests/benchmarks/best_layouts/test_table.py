@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Engine, Entry, on
+from benchmarks.best_layouts.entries import OURS_FROM_EVEN, Entry
 from benchmarks.best_layouts.search import CRITERIA, PARTS, RIVAL, Goodput, Outcome
 from benchmarks.best_layouts.table import tables
 from benchmarks.markdown_table import titled
-from benchmarks.policies.contestants import ALWAYS_REMOTE, COLOCATED, COLOCATED_OURS
+from benchmarks.policies.contestants import ALWAYS_REMOTE, COLOCATED_OURS
 from benchmarks.policies.settings import Setting
 from benchmarks.result_files import file_name
 
@@ -14,15 +14,12 @@ RESULTS = Path(__file__).parents[3] / "benchmarks/results/policies"
 TINY = Setting("llama-3.1-8b", "h100", "tau-bench-airline", "1xTP1", "1xTP1", 0.3, 0.02)
 
 
-def outcome(mine: float, rival: float, parts: float, *, shared: float = 1.0) -> Outcome:
-    """`shared`: rates with shared passes, over those without."""
-    rates: dict[str, dict[str, float]] = {}
-    best = {}
-    for engine, factor in ((Engine.PAUSES, 1.0), (Engine.SHARES, shared)):
-        rates |= {each.label: dict.fromkeys(CRITERIA, factor * mine) for each in on(engine, OURS_FROM_EVEN)}
-        other = ALWAYS_REMOTE if engine is Engine.PAUSES else COLOCATED
-        for kind, contestant, rate in ((RIVAL, other, rival), (PARTS, COLOCATED_OURS, parts)):
-            best[kind, engine] = {each: Goodput(Entry(contestant, TINY), factor * rate) for each in CRITERIA}
+def outcome(mine: float, rival: float, parts: float) -> Outcome:
+    rates = {each.label: dict.fromkeys(CRITERIA, mine) for each in OURS_FROM_EVEN}
+    best = {
+        kind: {each: Goodput(Entry(contestant, TINY), rate) for each in CRITERIA}
+        for kind, contestant, rate in ((RIVAL, ALWAYS_REMOTE, rival), (PARTS, COLOCATED_OURS, parts))
+    }
     return Outcome(rates, best)
 
 
@@ -30,19 +27,10 @@ NAME = "llama-3.1-8b tau-bench-airline 1xTP1+1xTP1 h100"
 
 
 def test_a_win_and_a_loss_are_shown_with_the_layouts() -> None:
-    text = titled(tables({TINY: [outcome(6.0, 4.0, 8.0, shared=2.0)]}))
-    assert (
-        f"| {NAME} | 1 | 24.5 | 6 | 4 always-remote 1+1 | 1.50 | 8 co-located | 0.75 | 8 co-located ours | 0.75 |"
-        in text
-    )
-    assert (
-        f"| {NAME} | 1 | 24.5 | 12 | 4 always-remote 1+1 | 3.00 | 8 co-located | 1.50 | 16 co-located ours | 0.75 |"
-        in text
-    )
-    assert "| limit, rounds | 6.13 | 6.13 | 0 of 1 | 3.06 | 3.06 | 0 of 1 | 1.53 | 1.53 | 0 of 1 |" in text
-    losses = "0.75 | 0.75 | 1 of 1"
-    assert f"| ours, rounds | 1.50 | 1.50 | 0 of 1 | {losses} | {losses} |" in text
-    assert f"| ours, shared passes, rounds | 3.00 | 3.00 | 0 of 1 | 1.50 | 1.50 | 0 of 1 | {losses} |" in text
+    text = titled(tables({TINY: [outcome(6.0, 4.0, 8.0)]}))
+    assert f"| {NAME} | 1 | 24.5 | 6 | 4 always-remote 1+1 | 1.50 | 8 co-located ours | 0.75 |" in text
+    assert "| limit, rounds | 6.13 | 6.13 | 0 of 1 | 3.06 | 3.06 | 0 of 1 |" in text
+    assert "| ours, rounds | 1.50 | 1.50 | 0 of 1 | 0.75 | 0.75 | 1 of 1 |" in text
 
 
 def test_the_project_has_a_file_of_each_table() -> None:

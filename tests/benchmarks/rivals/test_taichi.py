@@ -8,7 +8,7 @@ from ampd_rivals.taichi.chunks import ChunkSizes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.policies.base import Compute, SlicingSituation
+from ampd.policies.base import SlicingSituation
 from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, QueueRest, Role, Route, RouteDecision, WorkerView
 from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
@@ -124,12 +124,12 @@ def test_chunks_are_cut_by_the_role(role: Role, tokens: int) -> None:
         asked = SlicingSituation(
             model=PLAIN, now_s=0.0, task=round_of(0, incr), running=(), parallelism=Parallelism(), role=role
         )
-        assert policy.slice(asked) == Compute(min(incr, tokens))
+        assert policy.slice(asked) == min(incr, tokens)
 
 
 def test_a_chunk_may_share_its_pass_with_a_step() -> None:
-    policy = create_named("slicing", "taichi(decode_heavy_tokens=96, mixes=true)")
-    assert situations.slice(policy, round_of(100, 400), [], Parallelism(), PLAIN, 0.0) == Compute(96, mixes=True)
+    policy = create_named("slicing", "taichi(decode_heavy_tokens=96)")
+    assert situations.slice(policy, round_of(100, 400), [], Parallelism(), PLAIN, 0.0) == 96
 
 
 def test_a_cluster_of_both_kinds_serves_all_rounds_and_cuts_by_the_role_of_the_time() -> None:

@@ -36,11 +36,11 @@ DEPLOYMENT = Deployment(
     profile=analytic_model("qwen3-32b", "h200").profile,
     slo=Slo(0.35, 0.04),
     policies={
-        "routing": "predictive(headroom=0.9)",
+        "routing": "predictive(spread=0.1)",
         "binding": "least-kv",
         "pools": "static",
         "ordering": "on-time",
-        "slicing": "slack(quantum=0.5)",
+        "slicing": "whole",
     },
     tool_call_parser="hermes",
     reasoning_parser="qwen3",

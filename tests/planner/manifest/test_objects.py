@@ -37,14 +37,14 @@ def test_each_group_of_replicas_is_a_component() -> None:
             assert "--engine=sglang" in container["args"]
             assert "--model=/models/qwen3-32b" in container["args"]
             assert "--ordering=on-time" in container["args"]
-            assert "--slicing=slack(quantum=0.5)" in container["args"]
+            assert "--slicing=whole" in container["args"]
             assert component["podTemplate"]["metadata"]["labels"]["app.kubernetes.io/component"] == role
 
 
 def test_the_coordinator_has_the_policies_of_the_plan() -> None:
     arguments = main(components(objects_of())["coordinator"])["args"]
     for expected in (
-        "--routing=predictive(headroom=0.9)",
+        "--routing=predictive(spread=0.1)",
         "--binding=least-kv",
         "--pools=static",
         "--model=/models/qwen3-32b",

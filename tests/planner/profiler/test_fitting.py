@@ -105,6 +105,10 @@ class ModelledProbe:
     async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
         return self.answer(TRUE.decode_step_s(batch, batch * context_tokens, TP1), "decode", batch, context_tokens)
 
+    async def mixed_pass_s(self, batch: int, context_tokens: int, incr_tokens: int) -> float | None:
+        point, context = ("mixed", batch, context_tokens, incr_tokens), batch * context_tokens
+        return self.answer(TRUE.mixed_pass_s([(0, incr_tokens)], batch, context, TP1), *point)
+
     async def transfer_s(self, tokens: int) -> float | None:
         return self.answer(TRUE.kv_transfer_s(tokens, TP1, TP1), "transfer", tokens)
 

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.profile import EngineProbe
+from ampd.perf.fit import fit_mixed
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.profile import (
     DecodeCurve,
     DecodeSegment,
+    MixedPassCosts,
     ParallelismCurves,
     PerformanceProfile,
     PrefillCurve,
@@ -107,6 +109,31 @@ def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeyp
     assert errors["prefill_max"] < 1e-3
     assert errors["kv_transfer_max"] < 1e-3
     assert errors["decode_max"] < 0.01
+
+
+def test_what_mixed_passes_save_is_found_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = MixedPassCosts(saved=0.6, context_s_per_token=1e-6)
+    curves = TRUTH.profile.workers[0].model_copy(update={"mixed_passes": {"modelled": costs}})
+    model = PiecewiseModel(TRUTH.profile.model_copy(update={"workers": (curves,)}))
+
+    async def points() -> list[tuple[int, int, int, float]]:
+        engines = [ModelledEngine(read_model_folder(folder), model, TP1, 65_536, 65_536) for _ in range(2)]
+        for engine in engines:
+            await engine.start()
+        probe = EngineProbe(engines[0], engines[1], 1)
+        found = []
+        for batch, context, incr in ((2, 64, 64), (8, 64, 256), (4, 512, 128), (8, 500, 512)):
+            seconds = await probe.mixed_pass_s(batch, context, incr)
+            assert seconds is not None
+            found.append((batch, batch * context, incr, seconds))
+        for engine in engines:
+            await engine.stop()
+        return found
+
+    found = fit_mixed(run_virtually(points(), monkeypatch, *MODULES), TRUTH, TP1)
+    # A batch has some more tokens of context than the point says.
+    assert found.saved == pytest.approx(0.6, abs=0.02)
+    assert found.context_s_per_token == pytest.approx(1e-6, rel=0.1)
 
 
 def test_a_history_that_the_engine_lost_is_not_measured_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

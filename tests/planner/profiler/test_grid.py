@@ -28,7 +28,8 @@ def test_every_point_fits_the_engine(
     assert all(page <= tokens <= longest for tokens in grid.transfer)
     # Only whole pages are found in a cache again; any other history would be measured as a shorter one.
     assert all(hist % page == 0 for hist, _ in grid.prefill)
-    assert len(grid) == len(grid.prefill) + len(grid.decode) + len(grid.transfer)
+    assert all(incr <= longest and batch * each + incr < capacity for batch, each, incr in grid.mixed)
+    assert len(grid) == len(grid.prefill) + len(grid.decode) + len(grid.transfer) + len(grid.mixed)
 
 
 def test_denser_grids_have_more_points() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from planner.profiler import Grid, Points, measure
 
-GRID = Grid(prefill=((0, 16), (64, 32)), decode=((1, 100), (4, 200)), transfer=(64,))
+GRID = Grid(prefill=((0, 16), (64, 32)), decode=((1, 100), (4, 200)), transfer=(64,), mixed=((4, 200, 64),))
 Key = tuple[str, ...] | tuple[str | int, ...]
 
 
@@ -23,6 +23,9 @@ class ScriptedProbe:
 
     async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
         return self._ask(("decode", batch, context_tokens))
+
+    async def mixed_pass_s(self, batch: int, context_tokens: int, incr_tokens: int) -> float | None:
+        return self._ask(("mixed", batch, context_tokens, incr_tokens))
 
     async def transfer_s(self, tokens: int) -> float | None:
         return self._ask(("transfer", tokens))
@@ -53,6 +56,7 @@ async def test_the_warm_up_does_not_count_and_medians_are_taken() -> None:
     assert points.prefill == [(0, 16, 2.0), (64, 32, 2.0)]
     assert points.decode == [(1, 100, 2.0), (4, 800, 2.0)], "context of the whole batch"
     assert points.transfer == [(64, 2.0)]
+    assert points.mixed == [(4, 800, 64, 2.0)]
     assert points.discarded == 0
 
 

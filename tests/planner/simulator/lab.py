@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
+from ampd.perf.model import PerformanceModel
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model
 from ampd.policies.base import (
     BindingSituation,
@@ -36,6 +38,7 @@ from tests.ampd.policies.pools_lab import with_constants
 from workloads.trace import Round, Session, SharedPrefix
 
 MODEL = analytic_model("llama-3.1-8b", "h20")
+APART = PiecewiseModel(MODEL.profile, backend="an engine whose mixed passes were not measured")
 SLO = Slo(0.5, 0.02)
 ORDERINGS = ("ampd", "continuum", "edf", "fcfs", "hrrn", "jct", "kairos", "laps", "shortest-prefill-first")
 ROUTINGS = (
@@ -46,7 +49,7 @@ ROUTINGS = (
     "taichi",
     "threshold(tokens=300)",
 )
-SLICINGS = ("itl-chunks", "itl-chunks(mixes=true)", "dynaserve")
+SLICINGS = ("itl-chunks", "whole", "dynaserve")
 NO_OPTIONS = SimulationOptions()
 
 
@@ -327,9 +330,13 @@ def world_of(policies: Policies) -> World:
 
 
 def run(
-    sessions: Sequence[Session], cluster: Cluster, policies: Policies = AMPD, options: SimulationOptions = NO_OPTIONS
+    sessions: Sequence[Session],
+    cluster: Cluster,
+    policies: Policies = AMPD,
+    options: SimulationOptions = NO_OPTIONS,
+    model: PerformanceModel = MODEL,
 ) -> SimulationRun:
-    return simulate(sessions, cluster, MODEL, policies, SLO, options)
+    return simulate(sessions, cluster, model, policies, SLO, options)
 
 
 def single(theta: int = 1, capacity: int = 0, prefill: int = 1) -> Cluster:

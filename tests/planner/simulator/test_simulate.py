@@ -8,13 +8,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from ampd_rivals.dynaserve import DynaServeSlicing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ampd.cli.main import main
-from ampd.policies.base import SlicingPolicy
-from ampd.policies.passes import joined_tokens
+from ampd.perf.model import joined_tokens
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
 from planner.simulator.decode_batch import steps_s
@@ -126,11 +124,6 @@ def no_effect_comes_before_its_cause(case: Case, done: SimulationRun) -> None:
         before[record.session_id] = record.sent_s + record.e2e_s
 
 
-def shares_passes(slicing: SlicingPolicy) -> bool:
-    """Whether a decode step can be part of a prefill's pass, which takes longer then."""
-    return getattr(slicing, "mixes", isinstance(slicing, DynaServeSlicing)) or slicing.shares_passes
-
-
 def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
     case: Case, done: SimulationRun, evicted: set[str]
 ) -> None:
@@ -152,27 +145,19 @@ def a_first_token_needs_all_that_is_new_computed_after_its_turn_in_the_queue(
         prompt_tokens = record.hist_tokens + record.incr_tokens
         computed_tokens = sum(span.detail["tokens"] for span in mine)
         assert record.incr_tokens <= computed_tokens
-        # A full memory in which no round runs evicts the slices of a prefill that waits. They are computed again.
-        lost_slices = computed_tokens > prompt_tokens
-        if lost_slices:
-            assert record.session_id in evicted
-            assert not isinstance(case.policies.slicing, WholeSlicing)
+        assert computed_tokens <= prompt_tokens
         assert mine[-1].end_s == pytest.approx(first_s)
         alone = all(passes[span.worker_id, span.start_s] == 1 for span in mine)
-        if alone and not lost_slices:
+        if alone:
             assert len(mine) == 1 or not isinstance(case.policies.slicing, WholeSlicing)
             theta = _parallelism(case.cluster, record.worker_id)
             behind_tokens = prompt_tokens - computed_tokens
             for span in mine:
                 tokens = span.detail["tokens"]
-                if shares_passes(case.policies.slicing):
-                    # Such a pass is predicted from the mean history of all its tokens, also of the batch's.
-                    joined = [
-                        joined_tokens([(behind_tokens, tokens), (0, batch)]) for batch, _ in enumerate(case.sessions)
-                    ]
-                    assert span.end_s - span.start_s >= min(MODEL.prefill_s(*each, theta) for each in joined) - 1e-9
-                else:
-                    assert span.end_s - span.start_s == pytest.approx(MODEL.prefill_s(behind_tokens, tokens, theta))
+                # A mixed pass is predicted from the mean history of all its tokens, also of the batch's.
+                parts = [(behind_tokens, tokens)]
+                joined = [joined_tokens([*parts, (0, batch)]) for batch, _ in enumerate(case.sessions)]
+                assert span.end_s - span.start_s >= min(MODEL.prefill_s(*each, theta) for each in joined) - 1e-9
                 behind_tokens += tokens
             if record.route == "remote":
                 read_in_vain = record.kv_history_tokens > prompt_tokens - computed_tokens

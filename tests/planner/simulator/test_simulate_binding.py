@@ -18,7 +18,7 @@ def test_workers_that_prefill_for_themselves_are_bound_by_their_time() -> None:
     """With memory alone, sessions that arrive together are prefilled one after the other on the emptiest worker."""
     tp = Parallelism(1)
     cluster = Cluster(decode=(ReplicaGroup(4, tp, MODEL.kv_capacity_tokens(tp) or 0),), prefill=())
-    sessions = retime(load_trace("tau-bench-airline"), 28.0, 1, 300)
+    sessions = retime(load_trace("tau-bench-airline"), 42.0, 1, 300)
     policies = Policies(
         create("binding", defaults.BINDING),
         create("routing", defaults.ROUTING),

@@ -17,8 +17,7 @@ import pytest
 
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.piecewise import PiecewiseModel
-from ampd.policies.base import Slice, SlicingPolicy, SlicingSituation, Wait
-from ampd.policies.ordering.on_time import OnTimeOrdering
+from ampd.policies.base import SlicingPolicy
 from ampd.policies.registry import create_named
 from ampd.policies.slicing.slack import SlackSlicing
 from ampd.serving.pass_sizes import PassSizes
@@ -37,7 +36,7 @@ from workers.round_service import RoundService
 from workers.settings import WorkerSettings
 from workloads.trace import Round, Session, kept_tokens
 
-from .lab import MODEL, SLO, RouteBy, run, single
+from .lab import APART, MODEL, SLO, RouteBy, run, single
 
 CAPACITY_TOKENS = 100_000
 FACTS = ModelFacts(
@@ -45,7 +44,7 @@ FACTS = ModelFacts(
 )
 
 # The simulated workers have no store: a read from the other worker ends on the device.
-_FREE_RELOADS = PiecewiseModel(MODEL.profile.model_copy(update={"host_link_bytes_per_s": 1e30}))
+_FREE_RELOADS = {"host_link_bytes_per_s": 1e30}
 
 WHOLE = create_named("slicing", "whole")
 
@@ -62,7 +61,8 @@ class Times:
 class LiveWorkers:
     """One prefill and one decode worker."""
 
-    def __init__(self, ordering: str, slicing: SlicingPolicy) -> None:
+    def __init__(self, ordering: str, slicing: SlicingPolicy, model: PiecewiseModel) -> None:
+        times = PiecewiseModel(model.profile.model_copy(update=_FREE_RELOADS), backend=model.backend)
         clock = asyncio.get_running_loop().time
         self.peers = LocalPeers()
         self.rounds: dict[str, RoundService] = {}
@@ -70,13 +70,12 @@ class LiveWorkers:
         for name, role in (("prefill-0", Role.PREFILL), ("decode-0", Role.DECODE)):
             engine = self.peers.engines[name] = ModelledEngine(
                 FACTS,
-                _FREE_RELOADS,
+                times,
                 Parallelism(),
                 CAPACITY_TOKENS,
                 CAPACITY_TOKENS,
             )
-            if slicing.shares_passes:
-                engine.sizes = PassSizes(slicing, MODEL, Parallelism(), engine.info.page_size_tokens)
+            engine.sizes = PassSizes(slicing, model, Parallelism(), engine.info.page_size_tokens)
             parts = WorkerParts(
                 name,
                 WorkerSettings(
@@ -89,9 +88,8 @@ class LiveWorkers:
                 ),
                 engine,
                 MemoryStore(),
-                CorrectedModel(MODEL, Parallelism()),
+                CorrectedModel(model, Parallelism()),
                 create_named("ordering", ordering),
-                slicing,
                 clock,
             )
             self.held[name] = parts.changes.held
@@ -157,9 +155,10 @@ def _live(
     monkeypatch: pytest.MonkeyPatch,
     ordering: str,
     slicing: SlicingPolicy,
+    model: PiecewiseModel,
 ) -> dict[tuple[str, int], Times]:
     async def main() -> dict[tuple[str, int], Times]:
-        return await LiveWorkers(ordering, slicing).play(sessions, remote)
+        return await LiveWorkers(ordering, slicing, model).play(sessions, remote)
 
     return run_virtually(main(), monkeypatch, "workers.engines.modelled_request")
 
@@ -183,15 +182,16 @@ def _compare(
     tolerance_s: float,
     ordering: str = "fcfs",
     slicing: SlicingPolicy = WHOLE,
+    model: PiecewiseModel = MODEL,
 ) -> list[SimulatedRound]:
-    live = _live(sessions, remote, monkeypatch, ordering, slicing)
+    live = _live(sessions, remote, monkeypatch, ordering, slicing, model)
     routed = replace(
         RouteBy(lambda index: index in remote).policies(),
         ordering=create_named("ordering", ordering),
         slicing=slicing,
     )
     how = SimulationOptions(hand_over_pass=False)
-    done = run(sessions, single(1, CAPACITY_TOKENS), routed, how).rounds
+    done = run(sessions, single(1, CAPACITY_TOKENS), routed, how, model).rounds
     assert len(done) == len(live)
     for each in done:
         theirs = live[each.session_id, each.index]
@@ -236,18 +236,6 @@ def test_rounds_that_meet_at_a_prefill_worker_take_the_same_time(
     _compare(sessions, (0, 1, 2), monkeypatch, 1e-5, ordering)
 
 
-class OffTheBeat(SlackSlicing):
-    """Ours, with waits that are a little longer.
-
-    It waits for halves of a step, so that it often asks again in the very moment in which a step ends. Whether the
-    step's tokens are counted then is a matter of rounding, here and live.
-    """
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        chosen = super().slice(situation)
-        return Wait(1.07 * chosen.wait_s) if isinstance(chosen, Wait) else chosen
-
-
 def _that_meet(seed: int) -> list[Session]:
     """No two histories are read at once: reads share a link in the simulator, and have one each live."""
     dice = random.Random(seed)
@@ -261,41 +249,31 @@ def _that_meet(seed: int) -> list[Session]:
     ]
 
 
-OURS = "on-time(late_share=0,missed_weight=1)"
+OURS = "on-time(late_share=0)"
 
 
 @pytest.fixture
-def passes_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The modelled engine prefills one request of a pass after the other, the simulated one all at once."""
-    monkeypatch.setattr(OnTimeOrdering, "TOGETHER_PASSES", 0.0)
+def equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These workers do not know which sessions have missed a target."""
+    monkeypatch.setattr("ampd.policies.expectations.MISSED_WEIGHT", 1.0)
 
 
-@pytest.mark.usefixtures("passes_of_one")
+@pytest.mark.usefixtures("equal_weights")
+@pytest.mark.parametrize("model", [MODEL, APART], ids=["mixed", "apart"])
 @pytest.mark.parametrize("remote", [(), (0,), (1, 2), (0, 2), (0, 1, 2, 3)], ids=str)
-def test_our_slices_of_rounds_one_after_the_other_take_the_same_time(
-    remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_our_passes_of_rounds_one_after_the_other_take_the_same_time(
+    remote: tuple[int, ...], model: PiecewiseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = _rounds((3203, 30), (317, 2), (95, 64), (6001, 17), keep={3: 700})
-    _compare([Session(session_id="s", arrival_s=0.0, rounds=rounds)], remote, monkeypatch, 1e-5, OURS, OffTheBeat())
+    sessions = [Session(session_id="s", arrival_s=0.0, rounds=rounds)]
+    _compare(sessions, remote, monkeypatch, 1e-5, OURS, SlackSlicing(), model)
 
 
-@pytest.mark.usefixtures("passes_of_one")
-@pytest.mark.slow
+@pytest.mark.usefixtures("equal_weights")
+@pytest.mark.parametrize("model", [MODEL, APART], ids=["mixed", "apart"])
 @pytest.mark.parametrize("remote", [(), (0,), (0, 1, 2)], ids=str)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
-def test_our_slices_and_waits_of_rounds_that_meet_take_the_same_time(
-    seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+def test_our_passes_of_rounds_that_meet_take_the_same_time(
+    seed: int, remote: tuple[int, ...], model: PiecewiseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _compare(_that_meet(seed), remote, monkeypatch, 1e-5, OURS, OffTheBeat())
-
-
-@pytest.mark.usefixtures("passes_of_one")
-@pytest.mark.parametrize("remote", [(), (0,)], ids=str)
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
-def test_passes_that_are_shared_with_the_batch_take_the_same_time(
-    seed: int, remote: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sessions = _that_meet(seed)
-    shared = _compare(sessions, remote, monkeypatch, 1e-5, OURS, OffTheBeat(mixes=True))
-    alone = _compare(sessions, remote, monkeypatch, 1e-5, OURS, OffTheBeat())
-    assert [each.e2e_s for each in shared] != [each.e2e_s for each in alone]
+    _compare(_that_meet(seed), remote, monkeypatch, 1e-5, OURS, SlackSlicing(), model)

@@ -1,66 +1,36 @@
-"""Prefills and decode steps in one pass."""
+"""Prefills and decode steps in one pass, or one after the other."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from ampd.policies.base import Compute, SlicingSituation
-from ampd.policies.passes import mixed_pass_s
+from ampd.perf.piecewise import PiecewiseModel
 from ampd.types import Parallelism
-from planner.simulator.options import Policies, SimulationOptions
+from planner.simulator.options import SimulationOptions
+from tests.ampd.serving.fixed_slices import FixedSlices
 
-from .lab import LOCAL, MODEL, run, session, single
+from .lab import APART, LOCAL, MODEL, run, session, single
 
 TP1 = Parallelism(1)
-
-
-@dataclass
-class Cut:
-    """Slices of `tokens`."""
-
-    tokens: int
-    mixes: bool
-    is_whole: bool = False
-    shares_passes: bool = False
-
-    def slice(self, situation: SlicingSituation) -> Compute:
-        return Compute(min(self.tokens, situation.task.incr_tokens), self.mixes)
-
-    def turn(self, situation: SlicingSituation) -> int:
-        return situation.task.incr_tokens
-
-
-def cut(tokens: int, mixes: bool) -> Policies:
-    return replace(LOCAL, slicing=Cut(tokens, mixes))
-
-
 TALK_AND_PROMPT = [session("talks", (160, 200)), session("reads", (4096, 2), arrival_s=0.3)]
+CUT = replace(LOCAL, slicing=FixedSlices(512))
 
 
-def longest_gap_s(policies: Policies) -> float:
-    return max(gap.first_s for gap in run(TALK_AND_PROMPT, single(prefill=0), policies).gaps)
+def test_a_part_of_a_prefill_and_a_step_take_the_time_of_one_pass_or_of_two() -> None:
+    for model, expected_s in (
+        (MODEL, MODEL.mixed_pass_s([(4096 - 512, 512)], 1, 250, TP1)),
+        (APART, MODEL.prefill_s(4096 - 512, 512, TP1) + MODEL.decode_step_s(1, 250, TP1)),
+    ):
+        gaps = run(TALK_AND_PROMPT, single(prefill=0), CUT, model=model).gaps
+        assert max(gap.first_s for gap in gaps) == pytest.approx(expected_s, rel=0.01)
 
 
-def test_a_slice_and_a_step_take_the_time_of_one_pass() -> None:
-    pass_s = mixed_pass_s(MODEL, [(4096 - 512, 512)], 1, 250, TP1)
-    assert longest_gap_s(cut(512, True)) == pytest.approx(pass_s, rel=0.01)
-    pause_s = MODEL.prefill_s(4096 - 512, 512, TP1) + MODEL.decode_step_s(1, 250, TP1)
-    assert longest_gap_s(cut(512, False)) == pytest.approx(pause_s, rel=0.01)
-
-
-def test_the_steps_of_a_batch_are_in_the_passes_of_a_policy_that_shares_them() -> None:
-    policies = replace(LOCAL, slicing=Cut(512, False, shares_passes=True))
-    pass_s = mixed_pass_s(MODEL, [(4096 - 512, 512)], 1, 250, TP1)
-    assert longest_gap_s(policies) == pytest.approx(pass_s, rel=0.01)
-
-
-@pytest.mark.parametrize("shares_passes", [False, True])
-def test_slices_that_share_a_pass_with_a_step_follow_each_other(shares_passes: bool) -> None:
-    policies = replace(LOCAL, slicing=Cut(512, not shares_passes, shares_passes=shares_passes))
-    done = run(TALK_AND_PROMPT, single(prefill=0), policies, SimulationOptions(keeps_timeline=True))
-    ends = [span.end_s for span in done.timeline if span.detail.get("session") == "reads" and span.kind == "prefill"]
-    begins = [
-        span.start_s for span in done.timeline if span.detail.get("session") == "reads" and span.kind == "prefill"
-    ]
-    assert len(ends) == 8
-    assert begins[1:] == ends[:-1], "no step of the batch alone in between"
+@pytest.mark.parametrize("model", [MODEL, APART], ids=["mixed", "apart"])
+def test_only_where_the_batch_has_paused_it_makes_a_step_between_two_passes(model: PiecewiseModel) -> None:
+    done = run(TALK_AND_PROMPT, single(prefill=0), CUT, SimulationOptions(keeps_timeline=True), model=model)
+    spans = [span for span in done.timeline if span.detail.get("session") == "reads" and span.kind == "prefill"]
+    gaps_s = [after.start_s - before.end_s for before, after in pairwise(spans)]
+    assert len(gaps_s) == 7
+    step_s = MODEL.decode_step_s(1, 250, TP1)
+    assert gaps_s == ([0.0] * 7 if model is MODEL else pytest.approx([step_s] * 7, rel=0.01))

@@ -14,7 +14,7 @@ from ampd.types import Parallelism
 from planner.simulator.options import Cluster, ReplicaGroup
 from workloads.trace import Session, kept_tokens
 
-from .lab import MODEL, REMOTE, run, session_lists
+from .lab import APART, REMOTE, run, session_lists
 
 PAGE = 16
 PREFILL, DECODE = Parallelism(1), Parallelism(2)
@@ -220,8 +220,8 @@ def _longer(sessions: list[Session]) -> list[Session]:
 def test_a_prefill_and_a_decode_worker_equal_the_oracle(sessions: list[Session]) -> None:
     sessions = _longer(sessions)
     cluster = Cluster(decode=(ReplicaGroup(1, DECODE),), prefill=(ReplicaGroup(1, PREFILL),))
-    done = run(sessions, cluster, REMOTE)
-    expected = Oracle(sessions, MODEL).run()
+    done = run(sessions, cluster, REMOTE, model=APART)
+    expected = Oracle(sessions, APART).run()
     assert {(record.session_id, record.index) for record in done.rounds} == set(expected)
     for record in done.rounds:
         sent_s, ttft_s, e2e_s = expected[record.session_id, record.index]

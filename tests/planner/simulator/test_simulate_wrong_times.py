@@ -36,7 +36,7 @@ class Watched:
         return self._routing.route(situation)
 
 
-def policies(slicing: str = "slack(mixes=true)", routing: Watched | None = None) -> Policies:
+def policies(slicing: str = "slack", routing: Watched | None = None) -> Policies:
     return Policies(
         binding=create("binding", "predictive"),
         routing=routing or create("routing", "predictive"),
@@ -68,7 +68,7 @@ def run(belief: ScaledModel | None, chosen: Policies | None = None, *, corrects_
     return simulate(sessions(), STORE, MODEL, chosen or policies(), SLO, options, belief=belief)
 
 
-@pytest.mark.parametrize("slicing", ["slack", "slack(mixes=true)"])
+@pytest.mark.parametrize("slicing", ["slack", "whole"])
 def test_a_belief_that_is_right_changes_nothing(slicing: str) -> None:
     learned = run(ScaledModel(MODEL), policies(slicing))
     plain = run(None, policies(slicing))

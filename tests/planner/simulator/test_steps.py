@@ -13,7 +13,7 @@ from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import gap_percentiles
 from workloads.trace import Session, kept_tokens
 
-from .lab import LOCAL, MODEL, clusters, options, policies, run, session_lists, single, steps_at_once
+from .lab import APART, LOCAL, clusters, options, policies, run, session_lists, single, steps_at_once
 
 relaxed = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 PAGE = 16
@@ -117,8 +117,8 @@ def _assume_no_tie(ready: list[tuple[float, int, int]], now_s: float) -> None:
 @relaxed
 @given(session_lists(most=6, least_tool_s=0.001), st.sampled_from([1, 2, 4]))
 def test_a_colocated_worker_equals_the_oracle(sessions: list[Session], tp: int) -> None:
-    done = run(sessions, single(tp, prefill=0), LOCAL)
-    expected = oracle(sessions, MODEL, Parallelism(tp))
+    done = run(sessions, single(tp, prefill=0), LOCAL, model=APART)
+    expected = oracle(sessions, APART, Parallelism(tp))
     assert {(record.session_id, record.index) for record in done.rounds} == set(expected)
     for record in done.rounds:
         sent_s, ttft_s, e2e_s = expected[record.session_id, record.index]

@@ -11,10 +11,12 @@ from typing import Any, cast
 from uuid import uuid4
 
 from ampd.keys import page_keys
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import MixedPasses, PerformanceModel
+from ampd.policies.slicing.whole import WholeSlicing
+from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, PrefillTask, Slo
 from ampd.wire import KvReply, KvRequest
-from workers.engines.base import EngineOutput, EngineRequest, PassShare
+from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.replies import OutputPlanner
@@ -30,6 +32,7 @@ class Times(PerformanceModel):
     transfer_s: float = 0.0
     reload_token_s: float = 0.0
     prefills: list[tuple[int, int]] = field(default_factory=list)
+    saved: float = 0.0
     steps: list[tuple[int, int]] = field(default_factory=list)
     transfers: list[int] = field(default_factory=list)
 
@@ -41,6 +44,9 @@ class Times(PerformanceModel):
         self.steps.append((batch, context_tokens))
         return self.step_s
 
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:
+        return MixedPasses(self.saved)
+
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         self.transfers.append(tokens)
         return self.transfer_s
@@ -50,10 +56,10 @@ class Times(PerformanceModel):
 
 
 class Predicted(Times):
-    """The times of another model for the decisions beside an engine: it notes prefills apart from those computed."""
+    """The times of another model for the decisions beside an engine, which are not noted as computed."""
 
     def __init__(self, times: Times) -> None:
-        super().__init__(steps=times.steps, transfers=times.transfers)
+        super().__init__(transfers=times.transfers)
         self._times = times
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:
@@ -61,10 +67,13 @@ class Predicted(Times):
         return self._times.per_token_s * incr_tokens
 
     def decode_step_s(self, batch: int, context_tokens: int, parallelism: Parallelism) -> float:
-        return self._times.decode_step_s(batch, context_tokens, parallelism)
+        return self._times.step_s
 
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
         return self._times.kv_transfer_s(tokens, source, target)
+
+    def mixed_passes(self, parallelism: Parallelism) -> MixedPasses:
+        return self._times.mixed_passes(parallelism)
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:
         return self._times.reload_s(tokens, parallelism)
@@ -106,6 +115,7 @@ class Lab:
         engine = ModelledEngine(
             self._facts, self.times, parallelism, capacity, store, eos_every=eos_every, planner=planner
         )
+        engine.sizes = PassSizes(WholeSlicing(), Predicted(self.times), parallelism, engine.info.page_size_tokens)
         held = self.held.setdefault(name, {})
         await engine.start()
         engine.kv.connect(self.peers, held.__setitem__)
@@ -145,8 +155,8 @@ async def run(
 ) -> list[EngineOutput]:
     """The outputs of a request. `first_s`: when its first token, now part of its prompt, came elsewhere."""
     task = PrefillTask("t", session, 0, len(token_ids), 0.0, Slo(1.0, 0.1))
-    share = None if first_s is None else PassShare(task, first_s)
-    call = EngineRequest(rid or uuid4().hex, session, token_ids, max_new_tokens, request, share=share)
+    known: Any = {} if first_s is None else {"task": task, "first_s": first_s}
+    call = EngineRequest(rid or uuid4().hex, session, token_ids, max_new_tokens, request, **known)
     async with aclosing(cast(Any, engine.generate(call))) as outputs:
         return [output async for output in outputs]
 

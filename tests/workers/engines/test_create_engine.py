@@ -1,4 +1,4 @@
-"""A worker's engine shares passes if the worker's slicing policy says so."""
+"""A worker's engine asks the worker's slicing policy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from ampd.errors import UserError
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model
-from ampd.types import Parallelism
-from workers.engines import check_engine, create_engine, settings_model
+from ampd.serving.pass_sizes import NextPass
+from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
+from workers.engines import create_engine, settings_model
 from workers.engines.sglang_settings import engine_arguments
 from workers.settings import WorkerSettings
+
+TASK = PrefillTask("t", "s", 0, 500, 0.0, Slo(1.0, 0.1))
+ROUNDS = [RunningRound(tokens=5, elapsed_s=0.55, itl_slo_s=0.1, context_tokens=100)]
 
 
 @pytest.fixture
@@ -34,47 +38,31 @@ def times() -> CorrectedModel:
     return CorrectedModel(load_performance_model("tiny-cpu"), Parallelism())
 
 
-@pytest.mark.parametrize("engine", ["modelled", "sglang"])
-@pytest.mark.parametrize(
-    ("slicing", "shares"),
-    [("slack", False), ("slack(mixes=true)", True), ("slack(mixes=true,quantum=0.2)", True), ("whole", False)],
-)
-def test_the_slicing_policy_says_whether_the_engine_shares_passes(
-    engine: str, slicing: str, shares: bool, with_weights: Path
-) -> None:
-    made: Any = create_engine(settings(engine, with_weights, slicing), times())
-    shared = made.sizes is not None if engine == "modelled" else made._shares_passes
-    assert shared is shares
+def test_a_modelled_engine_asks_the_slicing_policy_of_its_worker(with_weights: Path) -> None:
+    made: Any = create_engine(settings("modelled", with_weights, "whole"), times())
+    assert made.sizes.next(TASK, 500, ROUNDS, 1.0) == NextPass(500)
+    made = create_engine(settings("modelled", with_weights, "slack"), times())
+    assert made.sizes.next(TASK, 500, ROUNDS, 1.0) == NextPass(0)
 
 
-@pytest.mark.parametrize(("has_model", "slicing"), [(True, "slack(mixes=true)"), (False, None), (True, None)])
-def test_sglang_gets_the_names_for_the_sizes_of_its_passes(
-    has_model: bool, slicing: str | None, with_weights: Path
-) -> None:
-    """Not while its GPU is profiled, and not with a policy that shares no passes."""
-    named = settings("sglang", with_weights, slicing or "slack", perf="tiny-cpu")
+@pytest.mark.parametrize("has_model", [True, False])
+def test_sglang_gets_the_names_for_its_passes(has_model: bool, with_weights: Path) -> None:
+    """Not while its GPU is profiled."""
+    named = settings("sglang", with_weights, "slack", perf="tiny-cpu")
     made: Any = create_engine(named, times() if has_model else None)
-    assert made._passes == (slicing and {"slicing": slicing, "perf": "tiny-cpu"})
+    expected = {"slicing": "slack", "perf": "tiny-cpu", "role": "decode"}
+    assert made._passes == (expected if has_model else None)
 
 
-@pytest.mark.parametrize("shares", [True, False])
-def test_sglang_takes_the_shortest_prefill_first_where_it_shares_passes(shares: bool, with_weights: Path) -> None:
+def test_sglang_mixes_and_takes_the_shortest_prefill_first(with_weights: Path) -> None:
     """Only then a prefill that has begun leaves room for a round that was handed over."""
 
-    def policy(engine_args: str = "{}") -> str | None:
+    def arguments(engine_args: str = "{}") -> dict[str, Any]:
         chosen: Any = settings("sglang", with_weights, "slack", engine_args=engine_args)
-        arguments = engine_arguments(chosen, on_gpu=True, linker={}, shares_passes=shares)
-        return arguments.get("schedule_policy")
+        return engine_arguments(chosen, on_gpu=True, linker={})
 
-    assert policy() == ("shortest-prefill-first" if shares else None)
-    assert policy('{"schedule_policy": "lpm"}') == "lpm"
-
-
-def test_sglang_without_cut_prefills_is_refused_before_the_worker_joins_its_graph(with_weights: Path) -> None:
-    uncut = {"engine_args": '{"chunked_prefill_size": -1}'}
-    check_engine(settings("sglang", with_weights, "slack", **uncut), "worker")
-    with pytest.raises(UserError, match=r"^worker: --engine-args: chunked_prefill_size=-1 does not work"):
-        check_engine(settings("sglang", with_weights, "slack(mixes=true)", **uncut), "worker")
+    assert (arguments()["schedule_policy"], arguments()["enable_mixed_chunk"]) == ("shortest-prefill-first", True)
+    assert arguments('{"schedule_policy": "lpm"}')["schedule_policy"] == "lpm"
 
 
 def test_a_profile_without_times_of_reloads_is_refused(model_folder: Path) -> None:

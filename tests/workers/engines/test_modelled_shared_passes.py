@@ -1,4 +1,4 @@
-"""The modelled engine where prefills share passes with steps: sizes, order, what the worker is told, and who leaves."""
+"""The passes of the modelled engine: sizes, order, what the worker is told, and who leaves."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import pytest
 
-from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
+from ampd.policies.base import SlicingSituation
 from ampd.serving.pass_sizes import PassSizes
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Predicted, Times, fetch, prompt_of, protects_nothing, run, tokens
-from workers.engines.base import EngineOutput, EngineRequest, PassShare
+from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.modelled import ModelledEngine
 
 PAGE = 16
@@ -27,19 +27,14 @@ LONG_STREAM = 4000
 class Asked:
     """Slices of one size; notes what it was asked."""
 
-    answer: Slice = field(default_factory=lambda: Compute(64))
+    answer: int = 64
     asked: list[PrefillTask] = field(default_factory=list)
     running: list[tuple[RunningRound, ...]] = field(default_factory=list)
-    is_whole: bool = False
-    shares_passes: bool = True
 
-    def slice(self, situation: SlicingSituation) -> Slice:
+    def slice(self, situation: SlicingSituation) -> int:
         self.asked.append(situation.task)
         self.running.append(tuple(situation.running))
-        return self.answer
-
-    def turn(self, situation: SlicingSituation) -> int:
-        return situation.task.incr_tokens
+        return self.answer if situation.running else situation.task.incr_tokens
 
 
 @dataclass
@@ -59,22 +54,24 @@ class Sharer:
     async def call(
         self, rid: str, prompt: list[int], new: int, *, hist: int = 0, first_s: float | None = None
     ) -> list[EngineOutput]:
-        share = self.share(rid, hist, len(prompt) - hist, first_s)
-        request = EngineRequest(rid, rid, prompt, new, {"stop_conditions": {"ignore_eos": True}}, share=share)
+        task = PrefillTask(rid, rid, hist, len(prompt) - hist, 0.0, Slo(1.0, 0.1))
+
+        def on_pass(_left_tokens: int, is_last: bool) -> None:
+            if is_last:
+                self.told.append(rid)
+
+        ends: dict[str, Any] = {"stop_conditions": {"ignore_eos": True}}
+        request = EngineRequest(rid, rid, prompt, new, ends, task=task, first_s=first_s, on_pass=on_pass)
         async with aclosing(cast(Any, self.engine.generate(request))) as outputs:
             return [output async for output in outputs]
-
-    def share(self, rid: str, hist: int, incr: int, first_s: float | None = None) -> PassShare:
-        task = PrefillTask(rid, rid, hist, incr, 0.0, Slo(1.0, 0.1))
-        return PassShare(task, first_s, lambda: self.told.append(rid))
 
     @asynccontextmanager
     async def stream(self) -> AsyncIterator[asyncio.Task[Any]]:
         """A request that decodes for the whole block."""
         decoding = asyncio.create_task(self.call("stream", prompt_of(20, seed=9), LONG_STREAM))
         await until(lambda: self.engine.load().running_requests == 1)
-        self.passes.clear()
-        self.told.clear()
+        for notes in (self.passes, self.told, self.policy.asked, self.policy.running):
+            notes.clear()
         try:
             yield decoding
             assert not decoding.done(), "it ended too soon for the test"
@@ -86,9 +83,9 @@ class Sharer:
 @pytest.fixture
 def open_sharer(model_folder: Path) -> Callable[..., Any]:
     @asynccontextmanager
-    async def opened(policy: Asked | None = None, capacity: int = 100_000) -> AsyncIterator[Sharer]:
+    async def opened(policy: Asked | None = None, capacity: int = 100_000, saved: float = 1.0) -> AsyncIterator[Sharer]:
         policy = policy or Asked()
-        lab = Lab(model_folder, Times(step_s=0.002))
+        lab = Lab(model_folder, Times(step_s=0.002, saved=saved))
         async with lab.engine("D", capacity) as engine:
             engine.sizes = PassSizes(policy, Predicted(lab.times), Parallelism(), PAGE)
             yield Sharer(lab, engine, policy)
@@ -99,7 +96,7 @@ def open_sharer(model_folder: Path) -> Callable[..., Any]:
 async def test_a_prefill_takes_as_many_passes_as_the_policy_says(open_sharer: Any) -> None:
     async with open_sharer() as sharer:
         alone = tokens(await sharer.call("alone", prompt_of(200), 4))
-        assert sharer.passes == [(0, 200)], "without a batch nothing is asked"
+        assert sharer.passes == [(0, 200)]
         await sharer.engine.kv.serve({"op": "release_session", "session_id": "alone"})
     async with open_sharer() as sharer, sharer.stream():
         assert tokens(await sharer.call("a", prompt_of(200), 4)) == alone
@@ -107,6 +104,15 @@ async def test_a_prefill_takes_as_many_passes_as_the_policy_says(open_sharer: An
         assert [tokens for _, tokens in sharer.passes] == [65, 65, 65, 9]
         asked = sharer.policy.asked
         assert [(task.hist_tokens, task.incr_tokens) for task in asked] == [(0, 200), (64, 136), (128, 72), (192, 8)]
+        assert sharer.told == ["a"]
+
+
+async def test_where_mixed_passes_save_nothing_the_batch_pauses_for_each(open_sharer: Any) -> None:
+    async with open_sharer(saved=0.0) as sharer, sharer.stream():
+        steps = len(sharer.lab.times.steps)
+        await sharer.call("a", prompt_of(200), 1)
+        assert [tokens for _, tokens in sharer.passes] == [64, 64, 64, 8]
+        assert len(sharer.lab.times.steps) - steps >= 3, "a step after each of them"
         assert sharer.told == ["a"]
 
 
@@ -135,23 +141,23 @@ async def test_a_round_that_was_prefilled_elsewhere_has_a_token_already(open_sha
 
 
 async def test_the_batch_decodes_alone_while_the_policy_waits(open_sharer: Any) -> None:
-    async with open_sharer(Asked(Wait(1.0))) as sharer, sharer.stream():
+    async with open_sharer(Asked(0)) as sharer, sharer.stream():
         waiting = asyncio.create_task(sharer.call("a", prompt_of(200), 2))
         await until(lambda: len(sharer.policy.asked) > 20)
         assert (sharer.passes, sharer.told) == ([], [])
-        sharer.policy.answer = Compute(500)
+        sharer.policy.answer = 500
         await waiting
         assert sharer.passes == [(0, 201)]
 
 
 async def test_a_short_prefill_passes_a_long_one_and_shares_its_pass(open_sharer: Any) -> None:
     async with open_sharer() as sharer, sharer.stream():
-        sharer.policy.answer = Wait(1.0)
+        sharer.policy.answer = 0
         long = asyncio.create_task(sharer.call("long", prompt_of(200), 0))
         short = asyncio.create_task(sharer.call("short", prompt_of(30, seed=2), 0))
         asked = len(sharer.policy.asked)
         await until(lambda: len(sharer.policy.asked) > asked and sharer.policy.asked[-1].incr_tokens == 230)
-        sharer.policy.answer = Compute(64)
+        sharer.policy.answer = 64
         await asyncio.gather(long, short)
         assert sharer.told == ["short", "long"]
         assert [tokens for _, tokens in sharer.passes] == [63, 65, 65, 41]  # the short one counts with two pages
@@ -200,6 +206,6 @@ async def test_kv_that_was_read_joins_the_batch_at_once(open_sharer: Any) -> Non
         out = tokens(await run(other, prompt, 1, rid="p"))
         await fetch(sharer.engine, "over", prompt + out, "P")
         async with sharer.stream():
-            sharer.policy.answer = Wait(1.0)
+            sharer.policy.answer = 0
             assert len(await sharer.call("over", prompt + out, 3, hist=200, first_s=0.0)) == 3
             assert sharer.passes == []

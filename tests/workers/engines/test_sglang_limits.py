@@ -123,10 +123,3 @@ def test_a_page_size_that_was_never_tried_is_refused_with_a_way_to_try_it() -> N
         "worker: --page-size 8 was never tried with the KV store; use one of: 16, 32, 64, or try it with "
         "--allow-untested"
     )
-
-
-def test_passes_are_shared_only_where_sglang_cuts_prefills() -> None:
-    check_arguments({"chunked_prefill_size": -1}, "worker")
-    check_arguments({"chunked_prefill_size": 2048}, "worker", shares_passes=True)
-    with pytest.raises(UserError, match=r"^worker: --engine-args: chunked_prefill_size=-1 does not work with"):
-        check_arguments({"chunked_prefill_size": -1}, "worker", shares_passes=True)

@@ -14,20 +14,21 @@ import pytest
 import pytest_asyncio
 
 from ampd.perf.presets import load_performance_model
+from ampd.perf.profile import MixedPassCosts, write_profile
 from ampd.policies.registry import MODULES_VARIABLE, SLICING
 from ampd.tiny_model import make_tiny_model
-from ampd.types import Factors
+from ampd.types import Factors, PrefillTask
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
 
 from tests.harness.engine_hooks import in_engine_processes
 from tests.harness.sglang_pair import LocalPeers, empty, pair_settings, rid, text
-from tests.harness.told_slices import FAILS, ToldSlices, told
+from tests.harness.told_slices import FAILS, told
 from tests.waiting import until
 from tests.workers.parts_lab import worker_parts
-from tests.workers.slices_lab import message, out
-from workers.engines.base import EngineRequest, PassShare
+from tests.workers.rounds_lab import message, out
+from workers.engines.base import EngineRequest, OnPass
 from workers.engines.sglang import SglangEngine
 
 pytestmark = [
@@ -112,10 +113,11 @@ class Sharing:
         new: int,
         request: dict[str, Any],
         into: Outputs | None = None,
-        share: PassShare | None = None,
+        task: PrefillTask | None = None,
+        on_pass: OnPass | None = None,
     ) -> Outputs:
         made = Outputs() if into is None else into
-        asked = EngineRequest(rid(), "", prompt, new, request, share=share)
+        asked = EngineRequest(rid(), "", prompt, new, request, task=task, on_pass=on_pass)
         async with aclosing(cast(Any, self.engine.generate(asked))) as outputs:
             async for output in outputs:
                 made.tokens.setdefault(output.index, []).extend(output.token_ids)
@@ -141,11 +143,11 @@ class Sharing:
 
     @asynccontextmanager
     async def streaming(
-        self, stream: dict[str, Any] = PLAIN, share: PassShare | None = None, after: int = 5
+        self, stream: dict[str, Any] = PLAIN, task: PrefillTask | None = None, after: int = 5
     ) -> AsyncIterator[Outputs]:
         """A stream that decodes, has more than `after` tokens, and outlasts what is done beside it."""
         made = Outputs()
-        decoding = asyncio.create_task(self.call(STREAM, STREAM_TOKENS, stream, made, share))
+        decoding = asyncio.create_task(self.call(STREAM, STREAM_TOKENS, stream, made, task))
         choices = stream["sampling_options"].get("n", 1)
         await until(lambda: sum(len(tokens) > after for tokens in made.tokens.values()) == choices)
         self.forget()
@@ -155,19 +157,29 @@ class Sharing:
         await empty(self.engine)
 
 
+def profile(folder: Path, saved: float) -> Path:
+    """A profile whose mixed passes with the backend of these engines save this share."""
+    model = load_performance_model("tiny-cpu")
+    known = {"torch_native": MixedPassCosts(saved=saved)}
+    workers = tuple(curves.model_copy(update={"mixed_passes": known}) for curves in model.profile.workers)
+    write_profile(model.profile.model_copy(update={"workers": workers}), folder / "profile.json")
+    return folder / "profile.json"
+
+
 def shared(passes: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(tokens, rows) for tokens, rows in passes if tokens and rows]
 
 
 @asynccontextmanager
-async def sharing(folder: Path, tp: int = 1, **changed: object) -> AsyncIterator[Sharing]:
+async def sharing(folder: Path, tp: int = 1, saved: float = 1.0, **changed: object) -> AsyncIterator[Sharing]:
     notes = folder / "passes"
     notes.mkdir()
     settings = pair_settings(make_tiny_model(folder / "tiny"), tp).model_copy(update=changed)
     SLICING.names()  # this process must not import the module that the environment names below
     with pytest.MonkeyPatch.context() as patch, in_engine_processes(note_passes, str(notes)):
         patch.setenv(MODULES_VARIABLE, "tests.harness.told_policy")
-        engine = SglangEngine(settings, shares_passes=True, passes={"slicing": "told", "perf": "tiny-cpu"})
+        passes = {"slicing": "told", "perf": str(profile(folder, saved)), "role": "decode"}
+        engine = SglangEngine(settings, passes=passes)
         try:
             await engine.start()
             engine.kv.connect(LocalPeers(), lambda *_: None)
@@ -219,30 +231,33 @@ async def test_a_prompt_is_computed_in_passes_of_the_size_that_the_policy_says(s
 async def test_the_scheduler_tells_how_long_its_passes_take(sharer: Sharing) -> None:
     factors: list[Factors] = []
     sharer.engine.kv.store.on_factors = factors.append
-    async with sharer.streaming(share=PassShare(told(64))):
-        await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(64)))
+    async with sharer.streaming(task=told(64)):
+        await sharer.call(PROMPT, NEW, PLAIN, task=told(64))
     await until(lambda: bool(factors) and 1.0 not in (factors[-1].step, factors[-1].mixed, factors[-1].prefill))
 
 
 async def check_sizes(sharing: Sharing) -> None:
     """A prompt that comes whole beside a stream: each of its passes is a step, none comes between, no token changes."""
     expected = await sharing.alone(PLAIN, STREAM, STREAM_TOKENS), await sharing.alone(PLAIN, PROMPT, NEW)
-    second, told_after = Outputs(), list[int]()
-    share = PassShare(told(64), on_last_pass=lambda: told_after.append(len(second.tokens)))
-    alone = PassShare(told(64), on_last_pass=lambda: told_after.append(-1))
-    async with sharing.streaming(share=alone) as first:
-        await sharing.call(PROMPT, NEW, PLAIN, second, share)
+    second, told_passes = Outputs(), list[tuple[int, bool, int]]()
+
+    def on_pass(left_tokens: int, is_last: bool) -> None:
+        told_passes.append((left_tokens, is_last, len(second.tokens)))
+
+    async with sharing.streaming(task=told(64)) as first:
+        await sharing.call(PROMPT, NEW, PLAIN, second, told(64), on_pass)
     assert (first.tokens, second.tokens) == (expected[0].tokens, expected[1].tokens)
     passes = sharing.passes()
     begin = passes.index((64, 1))
     assert passes[begin : begin + 12] == [(64, 1)] * 10 + [(60, 1), (0, 2)]
-    assert told_after == [0], "of the last pass beside the stream: once, and before its token"
+    left = [*range(len(PROMPT) - 64, 0, -64), 0]
+    assert told_passes == [(tokens, not tokens, 0) for tokens in left], "of each pass, before its token"
 
 
 async def test_the_batch_decodes_alone_as_long_as_the_policy_says(sharer: Sharing) -> None:
     expected = await sharer.alone(PLAIN, PROMPT, NEW)
-    async with sharer.streaming(share=PassShare(told(64))) as first:
-        got = await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(352, after=60)))
+    async with sharer.streaming(task=told(64)) as first:
+        got = await sharer.call(PROMPT, NEW, PLAIN, task=told(352, after=60))
         assert len(first.tokens[0]) > 60
     assert got.tokens == expected.tokens
     passes = sharer.passes()
@@ -256,7 +271,7 @@ async def test_the_batch_decodes_alone_as_long_as_the_policy_says(sharer: Sharin
 async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sharer: Sharing, has_begun: bool) -> None:
     handed, long = text(8, 100), PROMPT
     expected = await sharer.alone(PLAIN, handed, NEW), await sharer.alone(PLAIN, long, NEW)
-    rounds = worker_parts("D", sharer.engine, load_performance_model("tiny-cpu"), slicing=ToldSlices()).rounds
+    rounds = worker_parts("D", sharer.engine, load_performance_model("tiny-cpu")).rounds
     # In the store, as if it had been read. The store keeps what a session has.
     kept: Any = message(handed[:96], 0, "over")
     async with aclosing(rounds.generate(kept)) as chunks:
@@ -265,9 +280,9 @@ async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sha
     stops: dict[str, Any] = {**PLAIN["stop_conditions"], "max_tokens": NEW}
     over: Any = message(handed[:-1], NEW, "over", source="gone", **PLAIN | {"stop_conditions": stops})
     over["token_ids"] = handed
-    async with sharer.streaming(share=PassShare(told(64))):
+    async with sharer.streaming(task=told(64)):
         task = told(16) if has_begun else told(336, after=120)
-        prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, share=PassShare(task)))
+        prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, task=task))
         await until(lambda: any(tokens for tokens, _ in sharer._since()[0]) or not has_begun)
         async with aclosing(rounds.generate(over)) as chunks:
             assert out([chunk async for chunk in chunks]) == expected[0].tokens[0]
@@ -280,10 +295,21 @@ async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sha
 
 async def test_a_policy_that_fails_leaves_prefills_whole(sharer: Sharing) -> None:
     expected = await sharer.alone(PLAIN, PROMPT, NEW)
-    async with sharer.streaming(share=PassShare(told(64))):
-        got = await sharer.call(PROMPT, NEW, PLAIN, share=PassShare(told(FAILS)))
+    async with sharer.streaming(task=told(64)):
+        got = await sharer.call(PROMPT, NEW, PLAIN, task=told(FAILS))
     assert got.tokens == expected.tokens
     assert shared(sharer.passes()) == [(len(PROMPT), 1)]
+
+
+async def test_where_mixed_passes_save_nothing_the_batch_pauses_for_each_and_no_token_changes(tmp_path: Path) -> None:
+    async with sharing(tmp_path, saved=0.0) as apart:
+        expected = await apart.alone(PLAIN, STREAM, STREAM_TOKENS), await apart.alone(PLAIN, PROMPT, NEW)
+        async with apart.streaming(task=told(64)) as first:
+            second = await apart.call(PROMPT, NEW, PLAIN, task=told(64))
+        assert (first.tokens, second.tokens) == (expected[0].tokens, expected[1].tokens)
+        passes = apart.passes()
+        begin = passes.index((64, 0))
+        assert passes[begin : begin + 22] == [(64, 0), (0, 1)] * 10 + [(60, 0), (0, 2)]
 
 
 async def test_two_ranks_share_the_same_passes(tmp_path: Path) -> None:

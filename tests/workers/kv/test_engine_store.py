@@ -42,15 +42,15 @@ async def test_the_last_messages_of_an_engine_do_not_reach_the_next_one(monkeypa
         assert a.held["s"] == 4 * PAGE
 
 
-async def test_rank_0_tells_of_last_passes() -> None:
-    told: list[str] = []
+async def test_rank_0_tells_of_passes() -> None:
+    told: list[tuple[str, int, bool]] = []
     async with workers(a=(a := Worker())):
-        a.exchange.store.on_last_passes = told.extend
+        a.exchange.store.on_passes = told.extend
         for rank in reversed(a.ranks):
-            rank.link.tell_last_passes(["r", "s"])
+            rank.link.tell_passes([("r", 700, False), ("s", 9, True)])
         await until(lambda: bool(told))
         await a.exchange.store.settle(10.0)
-    assert told == ["r", "s"], "once, although the engine has two ranks"
+    assert told == [("r", 700, False), ("s", 9, True)], "once, although the engine has two ranks"
 
 
 async def test_rank_0_tells_of_the_times_of_passes() -> None:

@@ -28,7 +28,7 @@ TO_WORKER: list[messages.ToWorker] = [
     messages.Written(5, b"digest"),
     messages.Forgotten(6),
     messages.Loaded(["r"], 0.5),
-    messages.LastPasses(["r", "s"]),
+    messages.Passes([("r", 700, False), ("s", 9, True)]),
     messages.PassFactors(Factors(prefill=1.5)),
     messages.Done(2, 7),
 ]

@@ -28,9 +28,9 @@ from workers.kv.shared import (
     Forgotten,
     Hello,
     KvGeometry,
-    LastPasses,
     Loaded,
     Offer,
+    Passes,
     PassFactors,
     Records,
     Refused,
@@ -267,10 +267,10 @@ class RankLink:
         if self._rank == 0:
             self._send(Loaded(list(rids), seconds))
 
-    def tell_last_passes(self, rids: Sequence[str]) -> None:
-        """The last pass of the prefill of these requests begins. Rank 0 reports it."""
+    def tell_passes(self, parts: Sequence[tuple[str, int, bool]]) -> None:
+        """A pass over prefills begins, as in `Passes`. Rank 0 reports it."""
         if self._rank == 0:
-            self._send(LastPasses(list(rids)))
+            self._send(Passes(list(parts)))
 
     def tell_factors(self, factors: Factors) -> None:
         """The factors of passes have changed."""

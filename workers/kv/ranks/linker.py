@@ -126,9 +126,9 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
 
     # -- passes
 
-    def tell_last_passes(self, rids: Sequence[str]) -> None:
-        """Tell the worker that the last pass of the prefill of these requests begins."""
-        self._link.tell_last_passes(rids)
+    def tell_passes(self, parts: Sequence[tuple[str, int, bool]]) -> None:
+        """Tell the worker that a pass over prefills begins, as `workers.kv.rank_messages.Passes` says."""
+        self._link.tell_passes(parts)
 
     def tell_factors(self, factors: Factors) -> None:
         """Tell the worker how its times are corrected by those of the passes."""

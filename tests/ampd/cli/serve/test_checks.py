@@ -89,13 +89,3 @@ def test_file_watches_in_use_are_counted() -> None:
     finally:
         for watch in watches:
             os.close(watch)
-
-
-@pytest.mark.parametrize(("ordering", "lines"), [("on-time", 1), ("on-time(headroom=0.9)", 0)])
-def test_policies_that_do_not_fit_together_bring_a_warning(
-    ordering: str, lines: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    check_policies(ServeSettings(routing="predictive(headroom=0.9)", ordering=ordering))
-    found = capsys.readouterr().err.splitlines()
-    assert len(found) == lines
-    assert all(line.startswith("ampd serve: warning: --routing predictive(headroom=0.9)") for line in found)

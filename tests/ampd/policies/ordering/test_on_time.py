@@ -8,12 +8,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import PerformanceModel, joined_tokens
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick, Run
+from ampd.policies.expectations import as_job
 from ampd.policies.moore_hodgson import keep
 from ampd.policies.ordering.on_time import OnTimeOrdering
-from ampd.policies.passes import as_one, shortest_pass_s
+from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations
@@ -23,8 +24,8 @@ from tests.ampd.policies.routing_lab import PLAIN
 
 REAL = load_performance_model("qwen3-32b-h20")
 TP1, TP4 = Parallelism(1), Parallelism(4)
-EXACT = situations.with_constants(OnTimeOrdering(headroom=1.0), TOGETHER_PASSES=0.0)
-"""Without passes of several."""
+EXACT = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=0.0, AGAIN_TARGETS=1.0)
+"""Without passes of several, and without a second due time."""
 untimed = settings(deadline=None)
 
 
@@ -88,9 +89,20 @@ def test_of_hopeless_ones_the_shortest_runs_and_of_those_the_first() -> None:
     assert pick(ticks((9, 1), (7, 1), (8, 1), (7, 1))) == Run(1, (0,))
 
 
+def test_a_late_one_is_due_again_with_a_quarter_of_the_weight() -> None:
+    again = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=0.0)
+    late = ticks((31, 30))[0]  # again at 150
+    assert pick([late, *ticks((5, 160))], again) == Run(0), "both are on time, and it is due first"
+    assert pick([late, *ticks((5, 140))], again) == Run(1, (0,))
+    # Only one of them can be in time. The other one is given up if it frees more than four times as much.
+    assert pick([late, *ticks((123, 153))], again) == Run(1, (0,))
+    assert pick([late, *ticks((125, 155))], again) == Run(0)
+    # After 5 targets it is hopeless.
+    assert pick([late, *ticks((5, 160))], again, now_s=121 * TICK_S) == Run(1, (0,))
+
+
 def test_exactly_in_time_is_not_hopeless() -> None:
     assert pick(ticks((31, 31), (5, 60))) == Run(0)
-    assert pick(ticks((31, 31), (5, 60)), EXACT.model_copy(update={"headroom": 0.999})) == Run(1, (0,))
 
 
 def test_waiting_uses_up_the_target() -> None:
@@ -105,9 +117,6 @@ def test_a_session_that_has_missed_gives_way_by_its_weight() -> None:
     for ticks_missed, runs in ((12, 1), (7, 1), (6, 1), (5, 0)):
         queue = [task(0, ticks_missed, 15 * TICK_S, missed=True), task(1, 12, 16 * TICK_S)]
         assert pick(queue).index == runs
-    # Equal weights again: the shorter one stays.
-    queue = [task(0, 11, 15 * TICK_S, missed=True), task(1, 12, 16 * TICK_S)]
-    assert pick(queue, EXACT.model_copy(update={"missed_weight": 1.0})).index == 0
 
 
 # -- the share of the hopeless
@@ -155,7 +164,7 @@ def test_behind_hopeless_ones_the_window_is_as_long_as_ever() -> None:
 
 # -- passes
 
-PASSES = situations.with_constants(OnTimeOrdering(headroom=1.0), TOGETHER_PASSES=2.0)
+PASSES = situations.with_constants(OnTimeOrdering(), TOGETHER_PASSES=2.0, AGAIN_TARGETS=1.0)
 """`PLAIN` takes 10 ms a pass and 1 ms a token, so 26 ms for the shortest: up to 42 tokens run together."""
 
 
@@ -192,12 +201,15 @@ def test_those_given_up_and_hopeless_ones_do_not_go_along() -> None:
     assert pick(plain((30, 0.06), (30, 0.07), (20, 0.08)), PASSES, PLAIN).together == ()
 
 
+def as_one(tasks: Sequence[PrefillTask]) -> PrefillTask:
+    """A task that stands for all of a pass."""
+    return tasks[0].with_tokens(*joined_tokens([(task.hist_tokens, task.incr_tokens) for task in tasks]))
+
+
 def test_a_pass_is_as_long_as_all_of_its_members_behind_their_mean_history() -> None:
-    first, second = replace(task(0, 10, 1.0), hist_tokens=400), replace(task(1, 30, 2.0), hist_tokens=80)
-    assert as_one([first, second]) == replace(first, hist_tokens=160, incr_tokens=40)
-    assert as_one([first]) == first
-    nothing = replace(first, incr_tokens=0)
-    assert as_one([nothing, nothing]) == replace(nothing, hist_tokens=0)
+    assert joined_tokens([(400, 10), (80, 30)]) == (160, 40)
+    assert joined_tokens([(400, 10)]) == (400, 10)
+    assert joined_tokens([(400, 0), (400, 0)]) == (0, 0)
 
 
 @untimed
@@ -232,8 +244,6 @@ policies = st.builds(
     ),
     st.integers(1, 30),
     st.floats(0, 9),
-    headroom=st.floats(0.1, 1),
-    missed_weight=st.floats(0.01, 1),
     late_share=st.floats(0, 1),
 )
 
@@ -353,9 +363,9 @@ def test_a_queue_that_can_all_be_on_time_loses_nobody(rows: list[tuple[int, int]
     for number, (incr, spare) in enumerate(rows):
         now_s += model.prefill_s(0, incr, TP1)
         queue.append(task(number, incr, now_s + spare * TICK_S + 1e-9))
-    ordering = OnTimeOrdering(headroom=1.0)
+    ordering = OnTimeOrdering()
     times_s = [model.prefill_s(0, queued.incr_tokens, TP1) for queued in queue]
-    jobs = [ordering.weighing().job(queued, i, times_s[i], 0.0) for i, queued in enumerate(queue)]
+    jobs = [as_job(queued, i, times_s[i], 0.0) for i, queued in enumerate(queue)]
     assert keep(jobs)[1] == 0.0
     random.Random(len(rows)).shuffle(queue)
 

@@ -1,30 +1,28 @@
-"""Our slicing: exact examples of its rules, and batches that are carried through its slices and waits step by step."""
+"""Our slicing: exact examples of its rules, and batches that are carried through its passes step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from ampd.perf.model import PerformanceModel
+from ampd.perf.model import PerformanceModel, joined_tokens
 from ampd.perf.presets import load_performance_model
-from ampd.policies.base import Compute, Slice, SlicingSituation, Wait
-from ampd.policies.passes import joined_tokens, mixed_pass_s, shortest_pass_s
+from ampd.policies.base import SlicingSituation
 from ampd.policies.slicing.slack import SlackSlicing, most_tokens
 from ampd.types import Parallelism, PrefillTask, RunningRound, Slo
 from tests.ampd.policies import situations
-from tests.ampd.policies.routing_lab import PLAIN, SLO, round_of
+from tests.ampd.policies.routing_lab import PLAIN, SLO, Mixing, round_of
 
-REAL = load_performance_model("qwen3-32b-h20")
+MIXING = load_performance_model("qwen3-32b-h20")
+REAL = load_performance_model("qwen3-32b-h20", "an engine whose passes were not measured")
 TP4 = Parallelism(4)
 PAGE_TOKENS = 16
-EXACT = situations.with_constants(
-    SlackSlicing(quantum=9.0), ITL_SHARE=1.0, QUANTUM_PASSES=0.0, LEAST_PASSES=1.0, AHEAD_TOKENS=0.0
-)
+EXACT = situations.with_constants(SlackSlicing(), ITL_SHARE=1.0, LEAST_PASSES=1.0, AHEAD_TOKENS=0.0)
 untimed = settings(deadline=None)
 
 
@@ -35,7 +33,7 @@ def cut(
     hist: int = 0,
     slo: Slo = SLO,
     model: PerformanceModel = PLAIN,
-) -> Slice:
+) -> int:
     return situations.slice(policy, round_of(hist, incr, slo), running, TP4, model, 0.0)
 
 
@@ -56,64 +54,55 @@ def running(tokens: int, elapsed_s: float, itl_slo_s: float = 0.04) -> RunningRo
 
 def test_what_a_round_has_saved_is_spent() -> None:
     # 5 tokens in 134 ms of 200: 66 less a step of 6: 60 ms are a pass of 50 tokens (to a page's precision).
-    assert 50 - PAGE_TOKENS < cut(400, running(5, 0.134)).tokens <= 50
+    assert 50 - PAGE_TOKENS < cut(400, running(5, 0.134)) <= 50
     # Nothing was saved by a round that is on its target to the end of the next step: it gains 34 ms a step.
-    assert cut(400, running(5, 0.194)).wait_s > 0
+    assert cut(400, running(5, 0.194)) == 0
 
 
 def test_the_poorest_round_counts() -> None:
     rich, poor = running(50, 0.3), running(5, 0.1)
     # A step of two takes 7 ms: 200 - 100 - 7 = 93 ms.
     assert cut(400, rich, poor) == cut(400, poor, rich)
-    assert 83 - PAGE_TOKENS < cut(400, rich, poor).tokens <= 83
+    assert 83 - PAGE_TOKENS < cut(400, rich, poor) <= 83
 
 
 def test_a_round_with_another_target_pays_by_its_own() -> None:
-    assert 83 - PAGE_TOKENS < cut(400, running(5, 0.1), running(2, 0.1, 0.1)).tokens <= 83
+    assert 83 - PAGE_TOKENS < cut(400, running(5, 0.1), running(2, 0.1, 0.1)) <= 83
 
 
 def test_tokens_to_come_are_counted_on_as_far_as_they_are_expected() -> None:
     ahead = situations.with_constants(EXACT, AHEAD_TOKENS=2.0)
     # 60 ms now, and 34 more with each of two further tokens.
-    assert 118 - PAGE_TOKENS < cut(400, running(5, 0.134), policy=ahead).tokens <= 118
+    assert 118 - PAGE_TOKENS < cut(400, running(5, 0.134), policy=ahead) <= 118
 
 
 def test_only_a_share_of_the_target_is_used_up() -> None:
     share = situations.with_constants(EXACT, ITL_SHARE=0.9)
     # 5 * 36 - 94 - 6 = 80 ms.
-    assert 70 - PAGE_TOKENS < cut(400, running(5, 0.094), policy=share).tokens <= 70
+    assert 70 - PAGE_TOKENS < cut(400, running(5, 0.094), policy=share) <= 70
 
 
 def test_all_that_is_left_if_it_fits() -> None:
-    assert cut(50, running(5, 0.133)) == Compute(50)
-    assert cut(5, running(5, 0.133)) == Compute(5)
+    assert cut(50, running(5, 0.133)) == 50
+    assert cut(5, running(5, 0.133)) == 5
 
 
-# -- waits
+# -- steps alone
 
 
-def test_a_batch_that_cannot_pay_the_least_slice_decodes_until_it_can() -> None:
-    # The least slice takes 26 ms. Nothing saved, 34 ms a step: one step; half a step early.
-    assert cut(400, running(5, 0.194)).wait_s == pytest.approx(0.5 * 0.006)
-    # With a debt of 7 ms one step still pays for it, with 9 ms two.
-    assert cut(400, running(5, 0.194 + 0.007)).wait_s == pytest.approx(0.5 * 0.006)
-    assert cut(400, running(5, 0.194 + 0.009)).wait_s == pytest.approx(1.5 * 0.006)
+def test_a_batch_that_cannot_pay_the_least_pass_decodes() -> None:
+    # The least pass takes 26 ms. 5 tokens in 168 ms of 200, and a step of 6 before they are over.
+    assert cut(400, running(5, 0.168)) > 0
+    assert cut(400, running(5, 0.169)) == 0
     more = situations.with_constants(EXACT, LEAST_PASSES=2.0)
-    assert cut(400, running(5, 0.194), policy=more).wait_s == pytest.approx(1.5 * 0.006)
+    assert cut(400, running(5, 0.142), policy=more) > 0
+    assert cut(400, running(5, 0.143), policy=more) == 0
 
 
 def test_a_short_rest_needs_no_more_than_itself() -> None:
     # 12 ms for two tokens are there.
-    assert cut(2, running(5, 0.182)) == Compute(2)
-    assert cut(2, running(5, 0.183)).wait_s > 0
-
-
-def test_a_quantum_below_the_least_slice_changes_nothing_for_the_batch() -> None:
-    """The least slice is taken, and only when the batch can pay for it."""
-    tiny = EXACT.model_copy(update={"quantum": 0.015})
-    assert cut(400, policy=tiny).tokens <= 16
-    assert cut(400, running(5, 0.176), policy=tiny).wait_s > 0, "18 ms: a quantum, not the least slice"
-    assert 1 <= cut(400, running(5, 0.167), policy=tiny).tokens <= 16
+    assert cut(2, running(5, 0.182)) == 2
+    assert cut(2, running(5, 0.183)) == 0
 
 
 def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
@@ -122,8 +111,8 @@ def test_one_that_has_waited_for_long_enough_waits_no_more() -> None:
     task, policy = round_of(0, 400, Slo(1.0, 0.04)), situations.with_constants(EXACT, MOST_WAIT_TARGETS=3.0)
     for now_s, waits in ((0.0, True), (2.9, True), (3.1, False)):
         chosen = situations.slice(policy, task, (poor,), TP4, PLAIN, now_s)
-        assert isinstance(chosen, Wait) is waits
-        assert waits or 1 <= chosen.tokens <= 16
+        assert (chosen == 0) is waits
+        assert waits or 1 <= chosen <= 16
 
 
 def test_a_prefill_waits_less_for_rounds_with_tighter_targets_than_its_own() -> None:
@@ -131,17 +120,16 @@ def test_a_prefill_waits_less_for_rounds_with_tighter_targets_than_its_own() -> 
     task = round_of(0, 400, Slo(1.0, 0.04))
     policy = situations.with_constants(EXACT, LOST_TOKENS=10_000)
     for now_s, waits in ((0.2, True), (0.3, False)):
-        assert isinstance(situations.slice(policy, task, (tight,), TP4, PLAIN, now_s), Wait) is waits
+        assert (situations.slice(policy, task, (tight,), TP4, PLAIN, now_s) == 0) is waits
     # A step of two takes 7 ms: 5 * 40 - 134 - 7 = 59 ms, as if only the other one was there.
     chosen = situations.slice(policy, task, (tight, plain), TP4, PLAIN, 0.3)
-    assert isinstance(chosen, Compute)
-    assert 49 - PAGE_TOKENS < chosen.tokens <= 49
+    assert 49 - PAGE_TOKENS < chosen <= 49
 
 
 def test_the_wait_is_bounded_in_seconds_too() -> None:
     task, poor = round_of(0, 400, Slo(1000.0, 0.04)), running(5, 0.194)
     for now_s, waits in ((59.9, True), (60.1, False)):
-        assert isinstance(situations.slice(EXACT, task, (poor,), TP4, PLAIN, now_s), Wait) is waits
+        assert (situations.slice(EXACT, task, (poor,), TP4, PLAIN, now_s) == 0) is waits
 
 
 # -- lost rounds
@@ -150,35 +138,16 @@ def test_the_wait_is_bounded_in_seconds_too() -> None:
 def test_a_round_that_cannot_catch_up_is_not_waited_for() -> None:
     # A debt of more than 64 times 34 ms.
     lost = running(5, 0.194 + 64.5 * 0.034)
-    assert cut(400, lost) == cut(400) == Compute(400)
-    assert cut(400, running(5, 0.194 + 63.5 * 0.034)).wait_s == pytest.approx(0.006 * 63.5)
+    assert cut(400, lost) == cut(400) == 400
+    assert cut(400, running(5, 0.194 + 63.5 * 0.034)) == 0
     few = situations.with_constants(EXACT, LOST_TOKENS=2)
-    assert cut(400, running(5, 0.194 + 2.5 * 0.034), policy=few) == Compute(400)
+    assert cut(400, running(5, 0.194 + 2.5 * 0.034), policy=few) == 400
 
 
 def test_a_round_whose_target_a_step_alone_exceeds_is_not_waited_for() -> None:
-    assert cut(400, running(9, 0.1, 0.006)) == Compute(400)
-    assert cut(400, running(50, 0.0, 0.005)) == Compute(400), "however much it has saved"
-    assert cut(400, running(9, 0.1, 0.005), running(5, 0.133)).tokens < 60, "the other one still counts"
-
-
-# -- the quantum
-
-
-def test_no_slice_takes_longer_than_the_quantum() -> None:
-    quantum = situations.with_constants(SlackSlicing(quantum=0.1), QUANTUM_PASSES=0.0)
-    # 100 ms are 90 tokens.
-    for batch in ((), (running(1000, 1.0),)):
-        assert 90 - PAGE_TOKENS < cut(400, *batch, policy=quantum).tokens <= 90
-    assert cut(90, policy=quantum) == Compute(90)
-    assert cut(400, policy=quantum, slo=Slo(2.0, 0.04)).tokens > 90
-
-
-def test_a_slice_may_always_take_some_passes_however_tight_the_target() -> None:
-    # Five passes of 26 ms are 120 tokens.
-    tight = SlackSlicing(quantum=0.1)
-    assert 120 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(0.2, 0.04)).tokens <= 120
-    assert 190 - PAGE_TOKENS < cut(400, policy=tight, slo=Slo(2.0, 0.04)).tokens <= 190
+    assert cut(400, running(9, 0.1, 0.006)) == 400
+    assert cut(400, running(50, 0.0, 0.005)) == 400, "however much it has saved"
+    assert cut(400, running(9, 0.1, 0.005), running(5, 0.133)) < 60, "the other one still counts"
 
 
 @untimed
@@ -213,14 +182,13 @@ class Decoding:
 
 @dataclass
 class Station:
-    """A decode worker: slices pause the batch, waits and the gaps between slices are decode steps."""
+    """A decode worker: prefills pause the batch, and a step follows each of them."""
 
     policy: SlackSlicing
     model: PerformanceModel
     batch: list[Decoding]
     now_s: float = 0.0
     joins: Callable[[float], Iterable[Decoding]] = lambda _: ()
-    waited_s: float = 0.0
     slices: int = 0
 
     def step(self) -> None:
@@ -242,21 +210,12 @@ class Station:
             chosen = situations.slice(
                 self.policy, task, [decoding.view(self.now_s) for decoding in self.batch], TP4, self.model, self.now_s
             )
-            if isinstance(chosen, Wait):
-                assert self.batch, "there is no round to wait for"
-                assert chosen.wait_s > 0
-                until_s = self.now_s + chosen.wait_s
-                while self.batch and self.now_s < until_s:
-                    before = self.now_s
-                    self.step()
-                    self.waited_s += self.now_s - before
-                continue
-            assert 1 <= chosen.tokens <= task.incr_tokens
-            self.now_s += self.model.prefill_s(task.hist_tokens, chosen.tokens, TP4)
-            self.slices += 1
-            task = replace(
-                task, hist_tokens=task.hist_tokens + chosen.tokens, incr_tokens=task.incr_tokens - chosen.tokens
-            )
+            assert 0 <= chosen <= task.incr_tokens
+            assert chosen or self.batch, "there is no round to wait for"
+            if chosen:
+                self.now_s += self.model.prefill_s(task.hist_tokens, chosen, TP4)
+                self.slices += 1
+                task = task.with_tokens(task.hist_tokens + chosen, task.incr_tokens - chosen)
             self.step()
 
 
@@ -277,9 +236,8 @@ def rounds_on_target(draw: st.DrawFn, step_s: float, share: float, most: int) ->
 @st.composite
 def stations(draw: st.DrawFn, ahead_tokens: float) -> tuple[Station, PrefillTask]:
     policy = situations.with_constants(
-        SlackSlicing(quantum=draw(st.sampled_from([0.05, 0.15, 5.0]))),
+        SlackSlicing(),
         ITL_SHARE=draw(st.sampled_from([0.8, 0.92, 1.0])),
-        QUANTUM_PASSES=draw(st.sampled_from([0.0, 5.0])),
         LEAST_PASSES=draw(st.sampled_from([1.0, 2.0, 3.0])),
         AHEAD_TOKENS=ahead_tokens,
     )
@@ -352,31 +310,17 @@ def test_slices_and_waits_end_whatever_the_batch(case: tuple[Station, PrefillTas
     st.integers(1, 20_000),
     st.floats(0.05, 10),
 )
-def test_every_answer_is_valid_and_no_wait_is_longer_than_a_lost_round_is_worth(
-    batch: list[RunningRound], hist: int, incr: int, ttft_s: float
-) -> None:
-    policy = SlackSlicing()
-    chosen = situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 0.0)
-    if isinstance(chosen, Wait):
-        assert batch
-        step_s = REAL.decode_step_s(len(batch), sum(decoding.context_tokens for decoding in batch), TP4)
-        assert 0 < chosen.wait_s <= policy.LOST_TOKENS * step_s
-        return
-    assert 1 <= chosen.tokens <= incr
-    seconds = REAL.prefill_s(hist, chosen.tokens, TP4)
-    passes = max(policy.LEAST_PASSES, policy.QUANTUM_PASSES)
-    assert seconds <= max(policy.quantum * ttft_s, passes * shortest_pass_s(REAL, hist, TP4)) * (1 + 1e-9)
-    assert chosen == situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch[::-1], TP4, REAL, 0.0)
-    # One that has waited no longer minds rounds with a tighter ITL target than its own, and is else cut as before.
-    late = situations.slice(policy, round_of(hist, incr, Slo(ttft_s, 0.04)), batch, TP4, REAL, 10.0)
-    assert isinstance(late, Compute)
-    assert late == chosen or (late.tokens > chosen.tokens and any(decoding.itl_slo_s < 0.04 for decoding in batch))
-
-
-def test_a_step_just_below_the_target_is_no_wait_for_ever() -> None:
-    """What such a round gains with a token would pay for a slice after a week."""
-    chosen = cut(400, running(5, 0.02, 0.006 + 1e-9))
-    assert chosen.wait_s <= 64 * 0.006
+def test_every_answer_is_valid(batch: list[RunningRound], hist: int, incr: int, ttft_s: float) -> None:
+    policy, task = SlackSlicing(), round_of(hist, incr, Slo(ttft_s, 0.04))
+    for model in (REAL, MIXING):
+        chosen = situations.slice(policy, task, batch, TP4, model, 0.0)
+        assert (0 if batch else incr) <= chosen <= incr
+        assert chosen == situations.slice(policy, task, batch[::-1], TP4, model, 0.0)
+        if chosen:
+            # One that has waited no longer minds rounds with a tighter ITL target than its own, and is else cut as
+            # before.
+            late = situations.slice(policy, task, batch, TP4, model, 10.0)
+            assert late == chosen or (late > chosen and any(decoding.itl_slo_s < 0.04 for decoding in batch))
 
 
 @pytest.mark.parametrize(("every", "context_tokens"), [(1, 16_000), (1, 8000), (2, 2000), (8, 2000)])
@@ -394,62 +338,53 @@ def test_rounds_that_keep_joining_do_not_starve_a_prefill(every: int, context_to
     station.prefill(round_of(2000, 3000), most_s=30.0)
 
 
-# -- beside steps of the batch
-
-BESIDE = situations.with_constants(EXACT.model_copy(update={"mixes": True}), LEAST_BESIDE_PASSES=0.1)
+# -- mixed passes
 
 
-def test_only_a_policy_that_mixes_shares_passes() -> None:
-    assert [SlackSlicing(mixes=mixes).shares_passes for mixes in (False, True)] == [False, True]
-
-
-def test_a_slice_beside_a_step_saves_what_the_step_reads() -> None:
+def test_a_mixed_pass_saves_what_the_step_reads() -> None:
     # 66 ms are left, less a step of 6, which the pass saves where it reads the weights: a pass of 56 tokens.
-    assert 56 - PAGE_TOKENS < cut(400, running(5, 0.134), policy=BESIDE).tokens <= 56
-    assert cut(50, running(5, 0.134), policy=BESIDE) == Compute(50)
+    assert 56 - PAGE_TOKENS < cut(400, running(5, 0.134), model=Mixing()) <= 56
+    assert cut(50, running(5, 0.134), model=Mixing()) == 50
+    assert 53 - PAGE_TOKENS < cut(400, running(5, 0.134), model=Mixing(0.5)) <= 53
 
 
-def test_a_slice_beside_a_step_counts_on_no_further_token() -> None:
-    assert cut(400, running(5, 0.134), policy=situations.with_constants(BESIDE, AHEAD_TOKENS=9.0)) == cut(
-        400, running(5, 0.134), policy=BESIDE
-    )
+def test_a_mixed_pass_counts_on_no_further_token() -> None:
+    far = situations.with_constants(EXACT, AHEAD_TOKENS=9.0)
+    assert cut(400, running(5, 0.134), policy=far, model=Mixing()) == cut(400, running(5, 0.134), model=Mixing())
 
 
-def test_a_slice_beside_a_step_may_be_short_but_needs_some_budget() -> None:
+def test_a_mixed_pass_may_be_short_but_needs_some_budget() -> None:
     # The shortest pass takes 26 ms.
-    assert 1 <= cut(400, running(5, 0.194), policy=BESIDE).tokens <= PAGE_TOKENS
-    assert cut(400, running(5, 0.1959), policy=BESIDE).tokens == 1
-    assert cut(400, running(5, 0.1975), policy=BESIDE).wait_s > 0
-    lost = running(5, 9.0)
-    assert cut(400, lost, policy=BESIDE) == Compute(400), "nothing saves this round"
+    assert 1 <= cut(400, running(5, 0.194), model=Mixing()) <= PAGE_TOKENS
+    assert cut(400, running(5, 0.1959), model=Mixing()) == 1
+    assert cut(400, running(5, 0.1975), model=Mixing()) == 0
+    assert cut(400, running(5, 9.0), model=Mixing()) == 400, "nothing saves this round"
 
 
-def test_a_turn_is_what_one_quantum_computes() -> None:
-    policy = BESIDE.model_copy(update={"quantum": 0.1})
-    situation = alone(PLAIN, 0, 400)
-    assert 90 - PAGE_TOKENS < policy.turn(situation) <= 90
-    assert policy.turn(alone(PLAIN, 0, 90)) == 90
-    least = situations.with_constants(policy, QUANTUM_PASSES=5.0)
-    assert 120 - PAGE_TOKENS < least.turn(situation) <= 120, "five passes of 26 ms"
+@pytest.mark.parametrize("dear", [Mixing(0.0), Mixing(1.0, 1e-3)], ids=["saves nothing", "long contexts"])
+def test_where_mixed_passes_do_not_pay_the_batch_pauses(dear: Mixing) -> None:
+    for batch in ((running(5, 0.134),), (running(5, 0.168),), (running(5, 0.169),), (running(5, 0.194),)):
+        assert cut(400, *batch, model=dear) == cut(400, *batch)
+    assert cut(400, running(5, 0.194), model=Mixing(1.0, 1e-6)) > 0, "a cheap context"
 
 
 @untimed
 @given(stations(0.0))
-def test_no_running_round_misses_its_target_by_passes_that_it_shares(case: tuple[Station, PrefillTask]) -> None:
+def test_no_running_round_misses_its_target_by_mixed_passes(case: tuple[Station, PrefillTask]) -> None:
     """But for the time that the batch's own tokens take in a pass, which a share below 1 leaves room for."""
     station, task = case
-    policy = situations.with_constants(station.policy.model_copy(update={"mixes": True}), LEAST_BESIDE_PASSES=1.0)
+    policy = situations.with_constants(station.policy, LEAST_BESIDE_PASSES=1.0)
     rounds, rows, own_s = list(station.batch), len(station.batch), 0.0
     while task.incr_tokens:
         seen = [decoding.view(station.now_s) for decoding in station.batch]
-        chosen = situations.slice(policy, task, seen, TP4, REAL, station.now_s)
-        if isinstance(chosen, Compute):
-            parts = [(task.hist_tokens, chosen.tokens)]
-            with_rows_s = REAL.prefill_s(*joined_tokens([*parts, (0, rows)]), TP4)
-            own_s = max(own_s, with_rows_s - REAL.prefill_s(*parts[0], TP4))
-            step_s = REAL.decode_step_s(rows, sum(each.context_tokens for each in seen), TP4)
-            station.now_s += mixed_pass_s(REAL, parts, rows, sum(each.context_tokens for each in seen), TP4) - step_s
-            task = task.with_tokens(task.hist_tokens + chosen.tokens, task.incr_tokens - chosen.tokens)
+        chosen = situations.slice(policy, task, seen, TP4, MIXING, station.now_s)
+        if chosen:
+            parts, context_tokens = [(task.hist_tokens, chosen)], sum(each.context_tokens for each in seen)
+            with_rows_s = MIXING.prefill_s(*joined_tokens([*parts, (0, rows)]), TP4)
+            own_s = max(own_s, with_rows_s - MIXING.prefill_s(*parts[0], TP4))
+            step_s = MIXING.decode_step_s(rows, context_tokens, TP4)
+            station.now_s += MIXING.mixed_pass_s(parts, rows, context_tokens, TP4) - step_s
+            task = task.with_tokens(task.hist_tokens + chosen, task.incr_tokens - chosen)
         station.step()
         rows = len(station.batch)
     for decoding in rounds:

@@ -50,7 +50,7 @@ async def test_a_loop_that_hangs_shows_what_was_counted_and_claims_nothing_else(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(exposition, "_READ_TIMEOUT_S", 0.01)
-    counter, reads = Counter(names.SLICES), []
+    counter, reads = Counter(names.POSTPONEMENTS), []
 
     def read() -> list[Reading]:
         reads.append(1)
@@ -63,7 +63,7 @@ async def test_a_loop_that_hangs_shows_what_was_counted_and_claims_nothing_else(
     with caplog.at_level(logging.WARNING):
         thread.start()
         thread.join()  # the loop does not run meanwhile
-    assert "ampd_prefill_slices_total 7.0" in texts[0]
+    assert "ampd_prefill_postponements_total 7.0" in texts[0]
     assert "ampd_prefill_queue_tasks" not in texts[0]
     assert "left out of a scrape" in caplog.text
     await asyncio.sleep(0.05)
@@ -73,14 +73,14 @@ async def test_a_loop_that_hangs_shows_what_was_counted_and_claims_nothing_else(
 async def test_a_loop_that_has_ended_and_a_reader_that_fails_leave_the_rest() -> None:
     ended = asyncio.new_event_loop()
     ended.close()
-    assert "ampd_prefill_slices_total 0.0" in scrape(
-        ProcessCollector(Process.WORKER, [Counter(names.SLICES)], tuple, ended)
+    assert "ampd_prefill_postponements_total 0.0" in scrape(
+        ProcessCollector(Process.WORKER, [Counter(names.POSTPONEMENTS)], tuple, ended)
     )
 
     def fails() -> Iterator[Reading]:
         yield Reading(names.QUEUE_TASKS, 3)
         raise RuntimeError("dictionary changed size")
 
-    text = scrape(ProcessCollector(Process.WORKER, [Counter(names.SLICES)], fails))
-    assert "ampd_prefill_slices_total 0.0" in text
+    text = scrape(ProcessCollector(Process.WORKER, [Counter(names.POSTPONEMENTS)], fails))
+    assert "ampd_prefill_postponements_total 0.0" in text
     assert "ampd_prefill_queue_tasks 3" not in text

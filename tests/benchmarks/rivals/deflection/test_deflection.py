@@ -72,7 +72,7 @@ def slices(task: PrefillTask, running: list[RunningRound]) -> Iterator[tuple[int
     slicing, done = create("slicing", "itl-chunks"), 0
     while done < task.incr_tokens:
         left = replace(task, hist_tokens=task.hist_tokens + done, incr_tokens=task.incr_tokens - done)
-        tokens = situations.slice(slicing, left, running, TP4, MODEL, 0.0).tokens
+        tokens = situations.slice(slicing, left, running, TP4, MODEL, 0.0)
         yield done, tokens
         done += tokens
 

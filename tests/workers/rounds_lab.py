@@ -1,52 +1,22 @@
-"""What tests of sliced prefills share: a policy that says what it is told, and an engine that notes its calls."""
+"""What tests of rounds share: messages, an ordering that can be replaced, and an engine that notes its calls."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
-from ampd.policies.base import Compute, OrderingSituation, Pick, Slice, SlicingSituation
-from ampd.types import RunningRound
+from ampd.policies.base import OrderingSituation, Pick
 from ampd.wire import GenerateRequest
-from workers.engines.base import EngineOutput, EngineRequest, PassShare
-
-ENOUGH = 100_000
-
-
-@dataclass
-class Script:
-    """A slicing policy that says what it is told, then takes the rest; it notes what it was asked."""
-
-    answers: Iterator[Slice]
-    asked: list[tuple[int, int]] = field(default_factory=list)
-    running: list[tuple[RunningRound, ...]] = field(default_factory=list)
-    is_whole: bool = False
-    shares_passes: bool = False
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        self.asked.append((situation.task.hist_tokens, situation.task.incr_tokens))
-        self.running.append(tuple(situation.running))
-        return next(self.answers, Compute(ENOUGH))
-
-    def turn(self, situation: SlicingSituation) -> int:
-        return situation.task.incr_tokens
+from workers.engines.base import EngineOutput, EngineRequest
 
 
 @dataclass
 class Switched:
-    """A slicing or ordering policy that can be replaced while it is in use."""
+    """An ordering policy that can be replaced while it is in use."""
 
     now: Any
-    is_whole: bool = False
-    shares_passes: bool = False
-
-    def slice(self, situation: SlicingSituation) -> Slice:
-        return cast(Slice, self.now.slice(situation))
-
-    def turn(self, situation: SlicingSituation) -> int:
-        return cast(int, self.now.turn(situation))
 
     def pick(self, situation: OrderingSituation) -> Pick:
         return cast(Pick, self.now.pick(situation))
@@ -64,7 +34,7 @@ class Recorded:
         self._on_first = on_first
         self.calls: list[tuple[int, int | None, int]] = []
         self.are_copies: list[bool] = []
-        self.shares: list[PassShare | None] = []
+        self.requests: list[EngineRequest] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -72,7 +42,7 @@ class Recorded:
     async def generate(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         self.calls.append((len(request.token_ids), request.max_new_tokens, -1))
         self.are_copies.append(request.is_copy)
-        self.shares.append(request.share)
+        self.requests.append(request)
         mine = len(self.calls) - 1
         is_first = True
         async with aclosing(self._engine.generate(request)) as outputs:
@@ -113,7 +83,3 @@ def message(
 
 def out(chunks: list[dict[str, Any]], index: int = 0) -> list[int]:
     return [token for chunk in chunks if chunk["index"] == index for token in chunk["token_ids"]]
-
-
-def script(*answers: Slice) -> Script:
-    return Script(iter(answers))
