@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, TypeVar
 
-from tqdm import tqdm
-
 from ampd.errors import RunError
+from ampd.progress import Progress
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,8 +43,11 @@ def in_parallel(
     return [found[number] for number in range(len(items))]
 
 
-def _shown(results: Iterable[Result], total: int, label: str) -> Iterable[Result]:
-    return tqdm(results, total=total, desc=label, file=sys.stderr, disable=None, leave=False)
+def _shown(results: Iterable[Result], total: int, label: str) -> Iterator[Result]:
+    with Progress(label, total) as progress:
+        for result in results:
+            progress.update()
+            yield result
 
 
 class _Worker(NamedTuple):

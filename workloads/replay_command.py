@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from ampd.documents import check_writable
 from ampd.errors import UserError, without_credentials
+from ampd.progress import Progress
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
 from workloads.endpoint import (
@@ -347,7 +348,7 @@ class _Progress:
 
     def __init__(self, rounds: int) -> None:
         self._errors = 0
-        self._bar: tqdm[Any] = tqdm(total=rounds, unit="round", file=sys.stderr, disable=None, leave=False)
+        self._bar = Progress("rounds", rounds, "round")
 
     def add(self, record: RoundRecord) -> None:
         self._bar.update()

@@ -10,7 +10,6 @@ import platform
 import random
 import shlex
 import statistics
-import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -24,7 +23,6 @@ from typing import Any, cast
 from uuid import uuid4
 
 from pydantic import Field
-from tqdm import tqdm
 
 from ampd.cli.serve.devices import TINY_CPU
 from ampd.cli.serve.settings import TINY, EngineName
@@ -33,6 +31,7 @@ from ampd.errors import RunError, UserError
 from ampd.keys import page_keys
 from ampd.model_folder import check_model_folder
 from ampd.perf.profile import PerformanceProfile, Provenance, read_profile, write_profile
+from ampd.progress import Progress
 from ampd.settings import Settings, parse_settings
 from ampd.tiny_model import tiny_model_path
 from ampd.wire import KvReply, KvRequest
@@ -287,7 +286,7 @@ async def _measured(settings: ProfileSettings) -> tuple[Points, EngineInfo, floa
             grid = grid_of(settings.grid, limits, settings.max_tokens)
             load_before = os.getloadavg()[0]
             total = (settings.repeats + 1) * len(grid)
-            with tqdm(total=total, desc="measuring", unit="point", file=sys.stderr, disable=None, leave=False) as bar:
+            with Progress("measuring", total, "point") as bar:
                 probe = EngineProbe(engine, peer, settings.seed)
                 points = await measure(probe, grid, settings.repeats, settings.seed, bar.update)
             return points, info, load_before

@@ -15,7 +15,7 @@ from pydantic_settings import CliPositionalArg
 from ampd.cli.top_screen import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
-from ampd.state.embedded import local_graphs
+from ampd.state.embedded import URL, graphs_at
 from ampd.telemetry.metrics.exposition import PORT_VARIABLE
 from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
@@ -42,6 +42,7 @@ class ListSettings(Settings):
     """List the sessions whose KV a worker holds, the largest first."""
 
     limit: int = Field(50, ge=1, description="Sessions to list.")
+    url: str | None = Field(None, description=URL)
     coordinator_url: str | None = Field(None, description=_URL)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
@@ -54,6 +55,7 @@ class ShowSettings(Settings):
         "`ampd session list`."
     )
     tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
+    url: str | None = Field(None, description=URL)
     coordinator_url: str | None = Field(None, description=_URL)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
@@ -177,7 +179,7 @@ def _read(kind: type[Kind], settings: ListSettings | ShowSettings, operation: st
 
     With `--json` it is printed as it came.
     """
-    urls = _control_urls(settings.coordinator_url)
+    urls = _control_urls(settings.coordinator_url, settings.url)
     answer = _asked(urls, operation, body)
     try:
         checked = convert(answer, kind)
@@ -210,19 +212,19 @@ def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) ->
     return answer
 
 
-def _control_urls(given: str | None) -> Sequence[str]:
+def _control_urls(given: str | None, url: str | None = None) -> Sequence[str]:
     """The system ports of the coordinators of one graph; each of them can be asked."""
     if given:
         return [given.rstrip("/")]
-    if (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
+    if url is None and (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
         return [f"http://127.0.0.1:{port}"]
-    graphs = [graph.controls for graph in local_graphs() if graph.controls]
+    graphs = [graph for graph in graphs_at(url) if graph.controls]
     if len(graphs) == 1:
-        return graphs[0]
+        return graphs[0].controls
     if not graphs:
         raise UserError(
             f"{PROG}: no `ampd serve` with system ports runs on this machine (with --no-metrics there are none); "
             "name a coordinator with --coordinator-url"
         )
-    choices = ", or ".join(f"--coordinator-url {urls[0]}" for urls in graphs)
+    choices = ", or ".join(f"--url {graph.url}" for graph in graphs)
     raise UserError(f"{PROG}: several graphs run on this machine; choose one with {choices}")

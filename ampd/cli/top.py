@@ -32,7 +32,7 @@ from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies.estimates import queued_s
 from ampd.serving.kv_tiers import TIERS
 from ampd.settings import GraphSettings, Settings, parse_settings
-from ampd.state.embedded import LocalGraph, local_graphs
+from ampd.state.embedded import URL, LocalGraph, graphs_at
 from ampd.state.redis_connection import without_secrets
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import Heard, Overview, StateUnavailableError
@@ -242,6 +242,7 @@ class TopSettings(Settings):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
         description="Dynamo namespace of the graph; default: that of the `ampd serve` found here, else `ampd`.",
     )
+    url: str | None = Field(None, description=URL)
     state_url: str | None = Field(
         None,
         description="The graph's shared state; default: that of the "
@@ -324,10 +325,10 @@ def find_target(settings: TopSettings) -> Target:
     namespace = settings.namespace or str(default["namespace"].default)
     if settings.state_url not in (None, EMBEDDED):
         return Target(str(settings.state_url), namespace, model)
-    graphs = local_graphs()
+    graphs = graphs_at(settings.url)
     fitting = [graph for graph in graphs if settings.namespace in (None, graph.namespace)]
     if len(fitting) > 1:
-        choices = (f"--state-url {graph.state_url} ({graph.url}, namespace {graph.namespace})" for graph in fitting)
+        choices = (f"--url {graph.url} (namespace {graph.namespace})" for graph in fitting)
         raise UserError(f"{PROG}: several graphs run on this machine; choose one with {', or '.join(choices)}")
     if fitting:
         return Target(fitting[0].state_url, fitting[0].namespace, model or _model_of(fitting[0]))

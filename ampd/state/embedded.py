@@ -215,6 +215,24 @@ def register(graph: LocalGraph) -> None:
     (socket_of(graph.state_url).parent / _FILE).write_text(graph.model_dump_json(), encoding="utf-8")
 
 
+URL = "Address of the graph's frontend, as `ampd replay` takes it: chooses among the graphs of this machine."
+
+
+def graphs_at(url: str | None) -> list[LocalGraph]:
+    """This user's graphs on this machine, or the one whose frontend has the address.
+
+    Raises:
+        UserError: none has it.
+    """
+    graphs = local_graphs()
+    wanted = None if url is None else url.rstrip("/").removesuffix("/v1").replace("://localhost", "://127.0.0.1")
+    found = [graph for graph in graphs if wanted in (None, graph.url)]
+    if url is not None and not found:
+        known = ", ".join(graph.url for graph in graphs) or "none"
+        raise UserError(f"--url {url}: no `ampd serve` on this machine has it; there are: {known}")
+    return found
+
+
 def local_graphs() -> list[LocalGraph]:
     """This user's registered graphs whose Redis answers."""
     found = (_read(file) for file in sorted(servers_folder().glob(f"{FOLDER_PREFIX}*/{_FILE}")))

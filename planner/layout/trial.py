@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 from tqdm import tqdm
 
+from ampd.progress import Progress
 from ampd.types import Slo
 from planner.layout.layout import Layout, PlanCase
 from planner.layout.population import Load, Population, Served, steady_load
@@ -459,7 +460,5 @@ class Trials:
     def _count(self) -> None:
         self.made += 1
         if self._bar is None:
-            # Without the bar's own thread, because processes are forked later too.
-            tqdm.monitor_interval = 0
-            self._bar = tqdm(desc="simulating layouts", file=sys.stderr, disable=None, leave=False)
+            self._bar = Progress("simulating layouts")
         self._bar.update()

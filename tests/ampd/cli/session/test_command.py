@@ -84,6 +84,8 @@ def test_the_coordinator_is_that_of_this_process_or_of_the_graph_here(monkeypatc
             register(graph.model_copy(update={"state_url": other.url, "controls": (DEAD,)}))
             with pytest.raises(UserError, match="several graphs run"):
                 _control_urls(None)
+            register(graph.model_copy(update={"controls": controls, "url": "http://127.0.0.1:2"}))
+            assert _control_urls(None, "http://127.0.0.1:2") == controls
         monkeypatch.setenv("DYN_SYSTEM_PORT", "9090")
         assert _control_urls(None) == ["http://127.0.0.1:9090"]
     assert _control_urls("http://host:1/") == ["http://host:1"]

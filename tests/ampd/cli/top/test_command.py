@@ -113,8 +113,10 @@ def test_of_several_graphs_one_must_be_chosen(redis: TcpRedis, capsys: pytest.Ca
         register(LocalGraph(namespace="theirs", state_url=other.url, url="http://127.0.0.1:2", perf="no-such"))
         publish(other.url, "theirs")
         line = refused(capsys, 2)
-        assert f"--state-url {redis.url}" in line
-        assert f"--state-url {other.url}" in line
+        assert "--url http://127.0.0.1:1" in line
+        assert "--url http://127.0.0.1:2" in line
+        assert json.loads(printed(capsys, "--json", "--url", "http://localhost:2/v1"))["namespace"] == "theirs"
+        assert "there are: http://127.0.0.1:" in refused(capsys, 2, "--once", "--url", "http://127.0.0.1:3")
         assert json.loads(printed(capsys, "--json", "--namespace", "theirs"))["namespace"] == "theirs"
     assert json.loads(printed(capsys, "--json"))["namespace"] == "mine"
 
