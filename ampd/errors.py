@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 
 _CREDENTIALS = re.compile(r"://(?!USER:PASSWORD@)\S*@")
 """User and password of a URL, which a misspelled flag would show. The example of our own messages stays readable."""
@@ -54,6 +55,13 @@ def guarded(body: Callable[[], int]) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """The end of a line about an unknown name: the known one that it is most like, if there is such a one."""
+    names = {name.lower(): name for name in known}
+    found = get_close_matches(given.lower(), names, 1)
+    return f"; did you mean {names[found[0]]!r}?" if found else ""
 
 
 def without_credentials(text: str) -> str:

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NoReturn, TypeVar
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AliasChoices, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     CLI_SUPPRESS,
@@ -23,10 +23,13 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
+    TomlConfigSettingsSource,
+    YamlConfigSettingsSource,
 )
+from yaml import YAMLError
 
 from ampd.documents import first_problem
-from ampd.errors import UserError, one_line_of
+from ampd.errors import UserError, did_you_mean, one_line_of
 from ampd.types import Slo
 
 PREFIX = "AMPD_"
@@ -35,6 +38,11 @@ DYNAMO_PREFIX = "DYN_"
 _DEFAULT = " (default: "
 _NO_VALUES = ("None)", ")")
 """Defaults that help does not show. Where one means something, the field's description says what."""
+
+_UNKNOWN_FLAG = "unrecognized arguments: "
+"""The beginning of argparse's message."""
+
+_CONFIG_HELP = "TOML or YAML file with settings, named as the flags are. Flags win over it, and it over variables."
 
 _PASSWORD = re.compile(r"://[^\s/@]*:\S*@|[?&]\w*password=")
 """A part of a URL that has a password."""
@@ -58,10 +66,12 @@ class Settings(BaseSettings):
     A field with `validation_alias="dyn_x"` is `--dyn-x` and `DYN_X`, as in Dynamo's own workers. A field with another
     alias uses the alias as its flag and, after `AMPD_`, as its variable. A field `CliSuppress[...]` is a secret: its
     flag is not documented and causes a warning, because every user of a machine can read command lines. `known_names`
-    gives the names that a field's value may have, where they are found at run time: `--help` lists them.
+    gives the names that a field's value may have, where they are found at run time: `--help` lists them. `topics` has
+    the first field of each topic: `--help` shows the fields from there on under the topic.
     """
 
     known_names: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}
+    topics: ClassVar[Mapping[str, str]] = {}
 
     @field_validator("*", mode="after")
     @classmethod
@@ -112,18 +122,19 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 def parse_settings(model: type[SettingsT], argv: Sequence[str], prog: str) -> SettingsT:
-    """Build settings from flags, then environment, then defaults.
+    """Build settings from flags, then the file of `--config`, then environment, then defaults.
 
     Raises:
         UserError: an unknown flag or a value that does not fit, as one line.
     """
     parser = _Parser(prog=prog, description=model.__doc__, formatter_class=_Formatter, allow_abbrev=False)
-    parser.known_names = _known_names(model)
-    source = _Flags(model, root_parser=parser)
+    parser.known_names = dict(_of_bases(model, "known_names"))
+    parser.add_argument("--config", metavar="FILE", help=_CONFIG_HELP)
+    source = _Flags(model, root_parser=parser, add_argument_method=_ByTopic(model))
     for warning in _secrets_shown(model, argv):
         print(f"{prog}: {warning}", file=sys.stderr)
     try:
-        return CliApp.run(model, cli_args=list(argv), cli_settings_source=source)
+        return CliApp.run(model, cli_args=list(argv), cli_settings_source=source, **_configured(model, argv, prog))
     except ValidationError as error:
         raise UserError(f"{prog}: {first_problem(error, as_flag=True)}") from None
     except SettingsError as error:
@@ -143,7 +154,8 @@ def run_subcommand(
         return 0
     if not argv or argv[0] not in commands:
         given = f"unknown sub-command {argv[0]!r}" if argv else "a sub-command is missing"
-        raise UserError(f"{prog}: {given}; known: {', '.join(commands)}")
+        known = ", ".join(commands) + (did_you_mean(argv[0], commands) if argv else "")
+        raise UserError(f"{prog}: {given}; known: {known}")
     commands[argv[0]](argv[1:])
     return 0
 
@@ -170,10 +182,62 @@ def _secrets_shown(model: type[Settings], argv: Sequence[str]) -> Iterator[str]:
         yield f"{flag} {what} to every user of this machine: set {variable} instead; the next version refuses it"
 
 
-def _known_names(model: type[Settings]) -> dict[str, Callable[[], Iterable[str]]]:
-    """The names that a model and its bases know. A model's own entries win."""
-    bases = [base.known_names for base in reversed(model.__mro__) if issubclass(base, Settings)]
-    return {name: names for known in bases for name, names in known.items()}
+def _of_bases(model: type[Settings], attribute: str) -> Iterator[tuple[str, Any]]:
+    """The entries of a mapping that a model and its bases have. A model's own come last."""
+    for base in reversed(model.__mro__):
+        yield from vars(base).get(attribute, {}).items()
+
+
+def _configured(model: type[Settings], argv: Sequence[str], prog: str) -> dict[str, Any]:
+    """The settings in the file of `--config`; none without the flag."""
+    parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=Path)
+    path = parser.parse_known_args(argv)[0].config
+    if path is None:
+        return {}
+    kind = TomlConfigSettingsSource if path.suffix == ".toml" else YamlConfigSettingsSource
+    try:
+        path.open("rb").close()  # pydantic takes a missing file for an empty one
+        given = {name.replace("-", "_"): value for name, value in kind(model, path)().items()}
+    except (OSError, ValueError, YAMLError, SettingsError) as error:
+        raise UserError(f"{prog}: --config {path}: {one_line_of(error)}") from None
+    known = {name for names in _names_of(model) for name in names}
+    for name in given.keys() - known:
+        raise UserError(f"{prog}: --config {path}: unknown setting {name!r}{did_you_mean(name, known)}")
+    return given
+
+
+def _names_of(model: type[Settings]) -> Iterator[tuple[str, ...]]:
+    """The names of each field: its own, that of its flag if it has another one, and that in Dynamo."""
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias
+        aliases = alias.choices if isinstance(alias, AliasChoices) else [alias] if alias else []
+        yield name, *map(str, aliases)
+
+
+def variables_of(model: type[Settings]) -> set[str]:
+    """The variables of this project that a model reads."""
+    return {PREFIX + name.upper() for names in _names_of(model) for name in names}
+
+
+class _ByTopic:
+    """Adds the arguments of a model to the groups of their topics."""
+
+    def __init__(self, model: type[Settings]) -> None:
+        starts, topic = dict(_of_bases(model, "topics")), ""
+        self._topics = {}
+        for names in _names_of(model):
+            topic = starts.get(names[0], topic)
+            self._topics.update(dict.fromkeys(names, topic))
+        self._groups: dict[str, Any] = {}
+
+    def __call__(self, parser: argparse.ArgumentParser, *names: str, **options: Any) -> Any:
+        topic = self._topics.get(options.get("dest", ""), "")
+        if not topic:
+            return parser.add_argument(*names, **options)
+        if topic not in self._groups:
+            self._groups[topic] = parser.add_argument_group(topic)
+        return self._groups[topic].add_argument(*names, **options)
 
 
 class _Flags(CliSettingsSource[Any]):
@@ -231,7 +295,9 @@ class _Parser(argparse.ArgumentParser):
             return ()
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{self.prog}: {message} (see {self.prog} --help)")
+        flag = message.removeprefix(_UNKNOWN_FLAG).partition("=")[0].split(" ")[0]
+        similar = did_you_mean(flag, self._option_string_actions) if message.startswith(_UNKNOWN_FLAG) else ""
+        raise UserError(f"{self.prog}: {message} (see {self.prog} --help){similar}")
 
 
 # -- Settings that all processes of a graph share
@@ -239,6 +305,8 @@ class _Parser(argparse.ArgumentParser):
 
 class GraphSettings(Settings):
     """Settings that coordinators and workers of a graph must agree on."""
+
+    topics: ClassVar = {"namespace": "graph", "ttft": "targets and times", "session_ttl_s": "sessions and logs"}
 
     namespace: str = Field(
         "ampd",

@@ -14,6 +14,7 @@ import csv
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from math import exp, log
 from pathlib import Path
 from statistics import mean
@@ -22,6 +23,8 @@ from ampd.errors import UserError
 from ampd.perf.fit import measured_engine
 from ampd.perf.presets import MODELS, analytic_model, model_shape
 from ampd.types import Parallelism
+from benchmarks.commit import commit
+from benchmarks.result_files import read
 
 RESULTS = Path(__file__).parent / "results" / "analytic-check.csv"
 GPUS = ("h100", "h200", "b200", "l40s")
@@ -96,11 +99,6 @@ def with_table(page: str, results: Sequence[dict[str, str]]) -> str:
     return f"{before}{_MARKS[0]}\n{table(results)}\n{_MARKS[1]}{after}"
 
 
-def read_rows(path: Path = RESULTS) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=sorted(MODELS.keys() - set(SAME_LAYERS)))
@@ -110,11 +108,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.page:
         text = arguments.page.read_text("utf-8")
-        arguments.page.write_text(with_table(text, read_rows()), "utf-8")
+        arguments.page.write_text(with_table(text, read(RESULTS)), "utf-8")
         return
     found = list(rows(arguments.models, arguments.gpus))
     if arguments.write:
         with arguments.write.open("w", newline="", encoding="utf-8") as file:
+            file.write(f"# commit {commit()}, {datetime.now(UTC):%Y-%m-%d}\n")
+            file.write("# python -m benchmarks.analytic_check --write benchmarks/results/analytic-check.csv\n")
             writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(found)

@@ -141,6 +141,7 @@ class CaseSettings(Settings):
     """A workload on a kind of hardware."""
 
     known_names: ClassVar = {**registry.NAMES, "perf": profile_names, "trace": shipped_traces}
+    topics: ClassVar = {"model": "model, GPU and memory", "limit": "load and targets", "as_json": "output"}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     model: str | None = Field(
@@ -277,6 +278,13 @@ def provenance_of(model: PiecewiseModel) -> dict[str, Any]:
 class PlanSettings(CaseSettings):
     """Find how many prefill and decode replicas, at which tensor parallelism, serve a workload best."""
 
+    topics: ClassVar = {
+        "gpus": "search",
+        "routing": "policies",
+        "jobs": "processes and results",
+        "output_manifest": "Kubernetes",
+    }
+
     gpus: int = Field(ge=1, le=1_000_000, description="GPUs of the cluster.")
     rate: float | None = Field(None, gt=0, description="Session arrivals per second; default: the trace's own rate.")
     use_all: bool = Field(
@@ -285,6 +293,12 @@ class PlanSettings(CaseSettings):
     )
     attainment: float = Field(
         ATTAINMENT, gt=0, le=1, description="Share of rounds within both targets that carries a rate."
+    )
+    fail_under: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Exit code 1 if a smaller share of the rounds is within both targets.",
     )
     budget_s: float = Field(
         BUDGET_S,
@@ -305,6 +319,7 @@ class PlanSettings(CaseSettings):
     output_manifest: Path | None = Field(
         None, description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder."
     )
+    force: bool = Field(False, description="Write the manifest of a layout that misses the rate, too.")
     manifest_layout: int = Field(1, ge=1, description="Layout to write: 1 is the best.")
     manifest_model_path: str | None = Field(
         None, description="Folder of the model in the containers, on the volume at /models; default: /models/NAME."

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from ampd.documents import check_writable
-from ampd.errors import UserError
+from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
 from ampd.reports import format_number, format_share
@@ -37,7 +37,7 @@ from planner.layout.layout import Layout, PlanCase, layout_label
 from planner.layout.plan import MORE_LOAD, Plan, Wishes, make_plan
 from planner.manifest.planned import check_flags, write_plan
 from planner.simulator.options import SimulationOptions
-from workloads.results import local_share
+from workloads.results import local_share, require_attainment
 from workloads.trace import Session, load_trace
 
 PROG = "ampd plan"
@@ -49,6 +49,7 @@ def run(argv: Sequence[str]) -> int:
     Raises:
         UserError: wrong flags, an unknown name, or GPUs that hold no replica, or not the KV of the longest session.
             After the plan is printed: its manifest cannot be written.
+        RunError: after the plan is printed: the layout to write misses the rate, or the best one `--fail-under`.
     """
     start_s = time.perf_counter()
     settings = parse_settings(PlanSettings, argv, PROG)
@@ -60,10 +61,11 @@ def run(argv: Sequence[str]) -> int:
     case, left_out = _case(settings, model)
     result, layouts = planned(settings, case, left_out, model, argv)
     result["seconds"] = time.perf_counter() - start_s
-    error, needs = None, list[str]()
+    error: UserError | RunError | None = None
+    needs = list[str]()
     try:
         result["manifest_warnings"], needs = write_plan(settings, layouts, model, result)
-    except UserError as refused:
+    except (UserError, RunError) as refused:
         # The plan took long, so it is shown all the same.
         error, result["manifest"] = refused, None
     for warning in result["manifest_warnings"]:
@@ -77,6 +79,7 @@ def run(argv: Sequence[str]) -> int:
         write_plan_report(settings.report, result)
     if error is not None:
         raise error
+    require_attainment(result["layouts"][0]["attainment"]["mean"] if layouts else None, settings.fail_under, PROG)
     return 0
 
 

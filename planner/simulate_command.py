@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -35,6 +35,13 @@ PROG = "ampd simulate"
 
 class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
+
+    topics: ClassVar = {
+        "prefill": "replicas",
+        "mode": "policies",
+        "rate": "times, limits and moves",
+        "jobs": "processes and results",
+    }
 
     prefill: str | None = Field(
         None,

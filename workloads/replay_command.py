@@ -38,7 +38,7 @@ from workloads.endpoint import (
     synthetic_token_ids,
     synthetic_words,
 )
-from workloads.results import PromptTokens, RoundRecord, format_result, summarise
+from workloads.results import PromptTokens, RoundRecord, format_result, require_attainment, summarise
 from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one
@@ -243,6 +243,7 @@ class ReplaySettings(Settings):
     """Replay a trace of agent sessions against an OpenAI endpoint."""
 
     known_names: ClassVar = {"trace": shipped_traces}
+    topics: ClassVar = {"url": "endpoint", "ttft": "targets", "rate": "load", "json_file": "results"}
 
     trace: CliPositionalArg[str] = Field(description="Trace file, or the name of a shipped trace.")
     url: str = Field("http://127.0.0.1:8000", description="The endpoint, with or without /v1.")
@@ -251,6 +252,9 @@ class ReplaySettings(Settings):
     api_key: CliSuppress[str | None] = Field(None, description="Sent as a bearer token.")
     ttft: float | None = Field(None, gt=0, description="TTFT target of a round in seconds.")
     itl: float | None = Field(None, gt=0, description="ITL target of a round in seconds.")
+    fail_under: float | None = Field(
+        None, gt=0, le=1, description="Exit code 1 if a smaller share of the rounds is within both targets."
+    )
     rate: float | None = Field(
         None, description="Replace the arrivals by a Poisson process of this many sessions per second."
     )
@@ -280,9 +284,11 @@ def run(argv: Sequence[str]) -> int:
 
     Raises:
         UserError: wrong flags, a malformed trace, a URL that does not answer.
-        RunError: the endpoint understands none of our requests.
+        RunError: the endpoint understands none of our requests, or the attainment is less than `--fail-under`.
     """
     settings = parse_settings(ReplaySettings, argv, PROG)
+    if settings.fail_under is not None and settings.slo is None:
+        raise UserError(f"{PROG}: --fail-under needs the targets: give --ttft and --itl")
     sessions = retime(load_trace(settings.trace, settings.limit), settings.rate, settings.seed, settings.limit)
     check_writable(settings.json_file, settings.report)
     _check_text(sessions, settings)
@@ -299,6 +305,7 @@ def run(argv: Sequence[str]) -> int:
         write_report(settings.report, result, done.records)
     if done.stopped:
         return _INTERRUPTED
+    require_attainment(result["attainment"]["rounds"], settings.fail_under, PROG)
     return 1 if result["errors"] and not result["rounds"] else 0
 
 

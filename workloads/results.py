@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ampd.reports import format_bytes
+from ampd.errors import RunError
+from ampd.reports import format_bytes, format_share
 from ampd.types import Slo
 
 _PERCENTS = (50, 95, 99)
@@ -214,6 +215,20 @@ def _attainment(
 def _total(records: Sequence[RoundRecord], key: str) -> int | None:
     values = [record.decision[key] for record in records if isinstance(record.decision.get(key), int | float)]
     return int(sum(values)) if values else None
+
+
+def require_attainment(share: float | None, least: float | None, prog: str) -> None:
+    """Fail a command whose attainment of the rounds is less than its `--fail-under`.
+
+    Args:
+        share: None: nothing was attained.
+        least: None: any share is enough.
+
+    Raises:
+        RunError: it is less.
+    """
+    if least is not None and (share or 0.0) < least:
+        raise RunError(f"{prog}: {format_share(share or 0.0)} of the rounds met both targets, --fail-under {least:g}")
 
 
 # -- the rounds of a replay that missed their targets: which, when, by how much, and why, if the server reports it

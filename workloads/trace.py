@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ampd.documents import first_problem, replacing
-from ampd.errors import UserError
+from ampd.errors import UserError, did_you_mean
 
 SHIPPED_SUFFIX = ".jsonl"
 
@@ -226,7 +226,8 @@ def find_trace(name_or_path: str) -> Path:
     shipped = shipped_traces()
     if name_or_path in shipped:
         return shipped[name_or_path]
-    raise UserError(f"{name_or_path}: no such trace file, nor a shipped trace; shipped: {', '.join(sorted(shipped))}")
+    known = ", ".join(sorted(shipped)) + did_you_mean(name_or_path, shipped)
+    raise UserError(f"{name_or_path}: no such trace file, nor a shipped trace; shipped: {known}")
 
 
 def shipped_traces() -> dict[str, Path]:

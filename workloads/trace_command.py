@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
-from ampd.errors import UserError
+from ampd.errors import UserError, did_you_mean
 from ampd.settings import Settings, parse_settings, run_subcommand
 from workloads.formats import FORMATS, LoadOptions, detect, format_name, load_sessions
 from workloads.formats.loader import load_counter
@@ -369,7 +369,8 @@ def _unique(sessions: Iterator[Session]) -> Iterator[Session]:
 def _generate(argv: Sequence[str]) -> None:
     settings = parse_settings(GenerateSettings, argv, "ampd trace generate")
     if settings.workload not in WORKLOADS:
-        raise UserError(f"ampd trace generate: unknown workload {settings.workload!r}; known: {', '.join(WORKLOADS)}")
+        known = ", ".join(WORKLOADS) + did_you_mean(settings.workload, WORKLOADS)
+        raise UserError(f"ampd trace generate: unknown workload {settings.workload!r}; known: {known}")
     sessions = generate(
         settings.workload, settings.sessions, settings.rate, settings.seed, settings.lengths, settings.tool_s
     )

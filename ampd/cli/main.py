@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
 
 from ampd import compiled
-from ampd.errors import UserError, guarded
+from ampd.errors import UserError, did_you_mean, guarded
 
 COMMANDS = {
     "serve": ("ampd.cli.serve.command", "start the whole graph on this machine"),
@@ -22,6 +23,31 @@ COMMANDS = {
     "session": ("ampd.cli.session", "list, show and end the sessions of a running graph"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""
+
+SETTINGS = (
+    "ampd.settings:GraphSettings",
+    "ampd.cli.serve.settings:ServeSettings",
+    "router.settings:CoordinatorSettings",
+    "workers.settings:WorkerSettings",
+    "workers.engines.sglang_settings:SglangSettings",
+    "workers.engines.modelled:ModelledSettings",
+    "planner.case_settings:PlanSettings",
+    "planner.simulate_command:SimulateSettings",
+    "workloads.replay_command:ReplaySettings",
+    "workloads.trace_command:ConvertSettings",
+    "workloads.trace_command:GenerateSettings",
+    "workloads.trace_command:StatsSettings",
+    "ampd.cli.top:TopSettings",
+    "ampd.cli.session:ListSettings",
+    "ampd.cli.session:EndSettings",
+    "ampd.cli.doctor:DoctorSettings",
+    "ampd.tiny_model:TinyModelSettings",
+    "ampd.cli.profile:ProfileSettings",
+)
+"""The models of all settings. Those that most users set come first, because looking for a variable imports them."""
+
+OTHER_VARIABLES = frozenset({"AMPD_POLICY_MODULES", "AMPD_SGLANG_ENGINE", "AMPD_REDIS_PASSWORD", "AMPD_REDIS_URL"})
+"""Our variables that are no settings."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +69,25 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"ampd {version('ampd')}, simulator: {compiled.state()}")
         return 0
     if name not in COMMANDS:
-        raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}")
+        raise UserError(f"ampd: unknown command {name!r}; known: {', '.join(COMMANDS)}{did_you_mean(name, COMMANDS)}")
+    if unread := _unread_variables():
+        print(f"ampd: nothing reads {', '.join(unread)}", file=sys.stderr)
     command: Callable[[Sequence[str]], int] = import_module(COMMANDS[name][0]).run
     return command(rest)
+
+
+def _unread_variables() -> list[str]:
+    """The variables `AMPD_*` that are no setting of any process, each with the one that it is most like."""
+    from ampd.settings import PREFIX, variables_of
+
+    unknown = {name for name in os.environ if name.startswith(PREFIX)} - OTHER_VARIABLES
+    known = set(OTHER_VARIABLES)
+    for module, _, name in (text.partition(":") for text in SETTINGS):
+        if not unknown - known:
+            return []
+        known |= variables_of(getattr(import_module(module), name))
+    hints = {name: did_you_mean(name, known).removeprefix("; ") for name in sorted(unknown - known)}
+    return [f"{name} ({hint})" if hint else name for name, hint in hints.items()]
 
 
 def _help() -> str:

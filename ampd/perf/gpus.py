@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ampd.errors import UserError
+from ampd.errors import UserError, did_you_mean
 from ampd.perf.number_format import NumberFormat
 
 _MIB = 2**20
@@ -105,4 +105,4 @@ def gpu(name: str) -> Gpu:
     """
     if found := GPUS.get(name.lower()):
         return found
-    raise UserError(f"unknown GPU {name!r}; known: {', '.join(sorted(GPUS))}")
+    raise UserError(f"unknown GPU {name!r}; known: {', '.join(sorted(GPUS))}{did_you_mean(name, GPUS)}")

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ampd.errors import UserError
+from ampd.errors import UserError, did_you_mean
 from ampd.perf.gpus import Gpu, gpu
 from ampd.perf.model_shape import ModelShape, read_model_shape, shape_of
 from ampd.perf.piecewise import PiecewiseModel
@@ -51,7 +51,8 @@ def load_performance_model(name: str | Path | None, backend: str | None = None) 
         analytic = analytic_model(model, gpu_name)
         return PiecewiseModel(analytic.profile, analytic.name, backend)
     if not path.is_file():
-        raise UserError(f"no performance model {text!r}; give {NAMES}; shipped are: {', '.join(profile_names())}")
+        shipped = ", ".join(profile_names()) + did_you_mean(text, profile_names())
+        raise UserError(f"no performance model {text!r}; give {NAMES}; shipped are: {shipped}")
     return PiecewiseModel(read_profile(path), text, backend)
 
 
@@ -77,8 +78,9 @@ def model_shape(name_or_path: str, kv_bits: float = 0) -> ModelShape:
     path = Path(name_or_path).expanduser()
     if path.exists():
         return read_model_shape(path, kv_bits)
+    known = ", ".join(sorted(MODELS)) + did_you_mean(name_or_path, MODELS)
     wrong = f"no file at {path}" if _looks_like_a_path(name_or_path) else f"unknown model {name_or_path!r}"
-    raise UserError(f"{wrong}; give the path of a config.json, or one of: {_known_models()}")
+    raise UserError(f"{wrong}; give the path of a config.json, or one of: {known}")
 
 
 def _looks_like_a_path(text: str) -> bool:
@@ -119,7 +121,3 @@ def fitting_degrees(shape: ModelShape, card: Gpu, degrees: Sequence[int]) -> tup
             f"{most} x {card.name} leave {room_bytes / 1e9:.0f} GB"
         )
     return fitting
-
-
-def _known_models() -> str:
-    return ", ".join(sorted(MODELS))

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 import ampd.policies
 from ampd.documents import first_problem
-from ampd.errors import UserError
+from ampd.errors import UserError, did_you_mean
 from ampd.policies.base import (
     BindingPolicy,
     OrderingPolicy,
@@ -86,7 +86,8 @@ class Registry(Generic[InterfaceT]):
         unknown = sorted(parameters.keys() - policy.model_fields.keys())
         if unknown:
             known = ", ".join(policy.model_fields) or "none, it takes no parameters"
-            raise UserError(f"{self.kind} policy {name} has no parameter {unknown[0]!r}; known: {known}")
+            similar = did_you_mean(unknown[0], policy.model_fields)
+            raise UserError(f"{self.kind} policy {name} has no parameter {unknown[0]!r}; known: {known}{similar}")
         try:
             made: Any = policy(**parameters)
         except ValidationError as error:
@@ -120,7 +121,8 @@ class Registry(Generic[InterfaceT]):
         """
         names = self.names()
         if name not in names:
-            raise UserError(f"unknown {self.kind} policy {name!r}; known: {', '.join(names)}")
+            known = ", ".join(names) + did_you_mean(name, names)
+            raise UserError(f"unknown {self.kind} policy {name!r}; known: {known}")
         return self._policies[name]
 
     def add(self, name: str, policy: type[Policy]) -> None:

@@ -24,9 +24,11 @@ _HEAD = """\
 <!-- Written by: python -m docs.reference.configuration > docs/configuration.md -->
 
 Every setting is a flag and an environment variable. A flag wins over the variable, and the variable over the default.
-An unknown flag or a wrong value ends the command with one line and exit code 2. Switches (`on`, `off`) are `--name` and
-`--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable. Secrets, and URLs
-with a password, belong into their variable. Several names of a setting mean the same.
+`--config FILE` reads settings from a TOML or YAML file, named as the flags are. Flags win over the file, and the file
+over variables. An unknown flag or a wrong value ends the command with one line and exit code 2. `ampd` names variables
+`AMPD_*` that nothing reads. Switches (`on`, `off`) are `--name` and `--no-name`, or `1` and `0` as a variable.
+Arguments in capitals are positional and have no variable. Secrets, and URLs with a password, belong into their
+variable. Several names of a setting mean the same.
 
 [policies.md](policies.md) lists the parameters of policies. Variables that are not flags are [at the
 end](#other-environment-variables).

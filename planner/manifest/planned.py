@@ -14,7 +14,7 @@ from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ampd.errors import UserError
+from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, MODELS, model_shape
 from ampd.perf.profile import PerformanceProfile
@@ -378,6 +378,7 @@ def write_plan(
 
     Raises:
         UserError: there is no such layout, or the manifest cannot be written.
+        RunError: the layout misses the planned rate, and there is no `--force`.
     """
     path = settings.output_manifest
     if path is None:
@@ -386,8 +387,11 @@ def write_plan(
         raise UserError(
             f"--manifest-layout: there is no layout {settings.manifest_layout}, the plan has {len(layouts)}"
         )
+    planned = result["layouts"][settings.manifest_layout - 1]
+    if not settings.force and (missed := miss(planned)) is not None:
+        raise RunError(f"ampd plan: {path} is not written: {missed} (or give --force)")
     deployment = _deployment(settings, layouts[settings.manifest_layout - 1], model, result)
-    warnings = _warnings(deployment, result["layouts"][settings.manifest_layout - 1])
+    warnings = _warnings(deployment, planned)
     warnings += _context_warnings(settings)
     deployment = replace(deployment, annotations=with_warnings(deployment.annotations, warnings))
     title = (

@@ -1,4 +1,5 @@
 from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -38,6 +39,57 @@ def test_a_wrong_call_is_one_line(argv: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         parse_settings(_Sample, argv, "x")
     assert "\n" not in str(raised.value)
+
+
+class _Configured(Settings):
+    """In topics."""
+
+    topics: ClassVar = {"rate": "load", "name": "the rest"}
+
+    rate: float = 1.0
+    name: str = Field("a", validation_alias="dyn_name")
+    is_on: bool = False
+
+
+def test_flags_win_over_the_file_and_the_file_over_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toml, yaml = tmp_path / "c.toml", tmp_path / "c.yaml"
+    toml.write_text('rate = 2.0\nname = "b"\nis-on = true\n')
+    yaml.write_text("rate: 2\nname: b\nis_on: yes\n")
+    monkeypatch.setenv("AMPD_RATE", "4")
+    for file in (toml, yaml):
+        found = parse_settings(_Configured, ["--config", str(file)], "x")
+        assert (found.rate, found.name, found.is_on) == (2.0, "b", True)
+        found = parse_settings(_Configured, [f"--config={file}", "--rate", "3", "--dyn-name", "c", "--no-is-on"], "x")
+        assert (found.rate, found.name, found.is_on) == (3.0, "c", False)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("c.toml", "rat = 1", "unknown setting 'rat'; did you mean 'rate'?"),
+        ("c.toml", "rate = ", "Invalid value"),
+        ("c.toml", "rate = 'x'", "--rate: "),
+        ("c.yaml", "rate: [", "while parsing"),
+        ("c.yaml", "words", "x: --config"),
+        ("missing/c.yaml", None, "No such file"),
+    ],
+)
+def test_a_wrong_file_is_one_line(name: str, text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(UserError) as caught:
+        parse_settings(_Configured, ["--config", str(tmp_path / name)], "x")
+    assert message in str(caught.value)
+
+
+def test_help_shows_flags_by_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(_Configured, ["--help"], "x")
+    text = capsys.readouterr().out
+    places = [
+        text.index(words) for words in ("  --config FILE", "load:", "  --rate float", "the rest:", "  --is-on, --no")
+    ]
+    assert places == sorted(places)
 
 
 class _Secretive(Settings):

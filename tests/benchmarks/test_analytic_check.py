@@ -6,21 +6,22 @@ import pytest
 
 from ampd.perf.presets import analytic_model
 from ampd.types import Parallelism
-from benchmarks.analytic_check import read_rows, table, with_table
+from benchmarks.analytic_check import RESULTS, table, with_table
+from benchmarks.result_files import read
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance-model.md"
 
 
 def test_the_page_has_the_table_of_the_kept_rows() -> None:
     page = PAGE.read_text("utf-8")
-    assert page == with_table(page, read_rows())
+    assert page == with_table(page, read(RESULTS))
 
 
 def test_the_kept_rows_are_of_the_model_as_it_is() -> None:
-    models = {row["model"] for row in read_rows()}
+    models = {row["model"] for row in read(RESULTS)}
     assert len(models) >= 6
-    assert {row["gpu"] for row in read_rows()} == {"h100", "h200", "b200", "l40s"}
-    for row in read_rows()[::7]:
+    assert {row["gpu"] for row in read(RESULTS)} == {"h100", "h200", "b200", "l40s"}
+    for row in read(RESULTS)[::7]:
         model, theta = analytic_model(row["model"], row["gpu"]), Parallelism(int(row["tp"]))
         what, first, _, second = row["what"].split()
         if what == "prefill":

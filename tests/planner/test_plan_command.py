@@ -109,6 +109,27 @@ def test_a_plan_without_the_layout_that_its_manifest_wants_is_still_printed(
     assert plan["summary"] in (tmp_path / "plan.html").read_text()
 
 
+@pytest.mark.slow
+def test_a_plan_that_misses_its_rate_ends_with_1_if_wished_and_is_not_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "plan.yaml"
+    argv = [*TAU, *FIRST, "--gpus", "1", "--rate", "90", "--itl", "0.02", "--degrees", "1", "--jobs", "1", "--json"]
+    for flags, code in (([], 0), (["--fail-under", "0.001"], 0), (["--fail-under", "0.9"], 1)):
+        assert main([*argv, *flags]) == code
+        out, err = capsys.readouterr()
+        assert not json.loads(out)["meets_slo"]
+        assert ("of the rounds met both targets, --fail-under 0.9" in err) == bool(code)
+    argv += ["--output-manifest", str(manifest)]
+    assert main(argv) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["manifest"] is None
+    assert re.search(r"plan.yaml is not written: it attains .* at the planned rate .*--force", err)
+    assert not manifest.exists()
+    assert main([*argv, "--force"]) == 0
+    assert manifest.exists()
+
+
 @pytest.mark.long
 def test_a_rate_that_no_layout_carries_gives_the_best_and_the_miss(capsys: pytest.CaptureFixture[str]) -> None:
     plan = planned(capsys, "--gpus", "1", "--rate", "100", "--ttft", "0.2", "--itl", "0.02", "--degrees", "1")

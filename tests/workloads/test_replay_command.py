@@ -41,9 +41,22 @@ def test_an_interrupt_prints_the_partial_result(tmp_path: Path) -> None:
     assert result["attainment"] == {"rounds": 1.0, "sessions": None}
 
 
+def test_an_attainment_that_is_too_small_fails_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "t.jsonl"
+    write_trace([session("a", Round(incr_tokens=2, output_tokens=1))], trace)
+    with serve(Behaviour()) as url:
+        argv = ["replay", str(trace), "--url", url, "--itl", "9", "--fail-under", "0.95", "--ttft"]
+        assert main([*argv, "9"]) == 0
+        assert main([*argv, "1e-6"]) == 1
+    out, err = capsys.readouterr()
+    assert out.count("SLO attainment") == 2
+    assert err.splitlines()[-1] == "ampd replay: 0.0% of the rounds met both targets, --fail-under 0.95"
+
+
 @pytest.mark.parametrize(
     "flags",
     [
+        ["--fail-under", "0.9"],
         ["--ttft", "1"],
         ["--url", "localhost:8000"],
         ["--token-ids", "9"],
@@ -68,7 +81,7 @@ def test_a_malformed_line_stops_before_anything_is_sent(tmp_path: Path, capsys: 
     trace = tmp_path / "t.jsonl"
     trace.write_text("{}\n")
     assert main(["replay", str(trace), "--url", "http://127.0.0.1:1"]) == 2
-    assert f"{trace}:1: session_id is missing" in capsys.readouterr().err
+    assert f"{trace}:1: a session has rounds, this row has none" in capsys.readouterr().err
 
 
 def test_a_key_that_no_header_can_have_is_not_shown(

@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ampd.documents import first_problem
-from ampd.errors import UserError, one_line_of
+from ampd.errors import UserError, did_you_mean, one_line_of
 from workloads.formats import agents, chat, requests, telemetry
 from workloads.formats.loader import Row, Rows, has, rows_of, source_files
 from workloads.formats.rounds import LoadOptions, Reader, sessions_of
@@ -222,7 +222,9 @@ def load_sessions(name: str, path: Path, options: LoadOptions) -> Iterator[Sessi
     """
     known = format_name(name)
     if known is None:
-        raise UserError(f"unknown trace format {name!r}; known: {', '.join(sorted(FORMATS))}")
+        raise UserError(
+            f"unknown trace format {name!r}; known: {', '.join(sorted(FORMATS))}{did_you_mean(name, FORMATS)}"
+        )
     return _loaded(known, path, _existing(path), options)
 
 

@@ -40,6 +40,14 @@ class ServeSettings(GraphSettings):
     """Start the whole graph on this machine: Redis, Dynamo frontend, coordinators and workers. Ctrl-C stops it."""
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
+    topics: ClassVar = {
+        "workers": "processes and model",
+        "routing": "policies",
+        "host": "addresses",
+        "tp": "GPUs per worker",
+        "dyn_tool_call_parser": "answers",
+        "worker_args": "further flags, logs and metrics",
+    }
 
     workers: int | None = Field(
         None,

@@ -23,7 +23,7 @@ from .lab import built, by_identity, components, graph_of, main, needs_kubectl
 
 pytestmark = pytest.mark.usefixtures("short_trials")
 TAU = ["plan", "tau-bench-airline", "--gpus", "6", "--rate", "12", "--ttft", "0.2", "--itl", "0.02"]
-TAU += ["--degrees", "1,2"]
+TAU += ["--degrees", "1,2", "--force"]
 MUCH = ["--budget-s", "1000000"]
 FIRST = ["--budget-s", "0"]
 """The programme's layout, simulated once: enough for a manifest."""
