@@ -8,6 +8,7 @@ goes on to publish itself in the shared state.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import tempfile
@@ -29,7 +30,7 @@ _FIRST_LOOKS = 200
 
 _FOLDER = "DYN_FILE_KV"
 _DEFAULT_FOLDER = "dynamo_store_kv"
-_CARDS = "v1/mdc"
+_CARDS, _INSTANCES = "v1/mdc", "v1/instances"
 
 
 def deletes_silent_entries() -> bool:
@@ -147,16 +148,20 @@ class DiscoveryEntries(InBackground):
 
     Args:
         wanted: those that should be listed now.
+        peers: endpoint, as `namespace/component/name`, of processes whose entries go when they die; "": none do.
     """
 
-    def __init__(self, wanted: Callable[[], Iterable[DiscoveryEntry]]) -> None:
+    def __init__(self, wanted: Callable[[], Iterable[DiscoveryEntry]], peers: str = "") -> None:
         self._wanted = wanted
+        self._peers = peers
         self._task = SupervisedTask("discovery-entries", self._run)
 
     async def _run(self) -> None:
         missed = 0
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._peers:
+                await delete_dead(self._peers)
             gone = [entry for entry in self._wanted() if not entry.is_listed()]
             missed = missed + 1 if gone else 0
             if missed >= _MISSED_LOOKS:
@@ -166,13 +171,34 @@ class DiscoveryEntries(InBackground):
                     await entry.enter_again()
 
 
+async def delete_dead(endpoint: str) -> None:
+    """Delete the entries of processes that have died: nothing listens at their port.
+
+    Frontends would send them the rounds of their sessions until Dynamo deletes the entries, after ten seconds.
+    """
+    for file in _folder().glob(f"{_INSTANCES}/{endpoint.replace('/', '%2F')}%2F*"):
+        try:
+            host, _, port = json.loads(file.read_bytes())["transport"]["tcp"].partition("/")[0].rpartition(":")
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+        except ConnectionRefusedError:
+            log.warning("%s has died, and goes from discovery", file.name)
+            for entry in _folder().glob(f"v1/*/{file.name}"):
+                entry.unlink(missing_ok=True)
+        except (OSError, ValueError, LookupError, AttributeError, TypeError):
+            continue  # it is gone, or just being written
+
+
 def has_card(connection_id: int) -> bool:
     """Whether a process' card of the model is in discovery by files. The file's name ends with the process' id.
 
     True without that folder: what is written to a new one would not be found.
     """
-    folder = Path(os.environ.get(_FOLDER) or Path(tempfile.gettempdir(), _DEFAULT_FOLDER)) / _CARDS
     try:
-        return any(file.name.endswith(f"%2F{connection_id:x}") for file in folder.iterdir())
+        return any(file.name.endswith(f"%2F{connection_id:x}") for file in (_folder() / _CARDS).iterdir())
     except OSError:
         return True
+
+
+def _folder() -> Path:
+    return Path(os.environ.get(_FOLDER) or Path(tempfile.gettempdir(), _DEFAULT_FOLDER))

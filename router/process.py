@@ -95,7 +95,8 @@ class CoordinatorProcess:
         self._frames = FrameServer(coordinator.take)
         self._has_given_up = asyncio.Event()
         self._presence = Presence(self._entry(), lambda: bool(coordinator.view.decode()))
-        self._entries = DiscoveryEntries(self._presence.wanted_entries)
+        path = f"{settings.namespace}/{COORDINATOR_COMPONENT}/{COORDINATOR_ENDPOINT}"
+        self._entries = DiscoveryEntries(self._presence.wanted_entries, path)
         coordinator_id = f"{self._endpoint.connection_id():x}"
         view_reader = CoordinatorViewReader(
             coordinator_id, coordinator, settings, window, lambda: card.registered_tokens

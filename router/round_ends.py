@@ -108,8 +108,13 @@ class RoundEnds(InBackground, Generic[RunT]):
     # -- rounds
 
     def begins(self, run: RunT) -> None:
-        """A round is about to be given to a worker."""
-        self._runs[run.request_id] = run
+        """A round is about to be given to a worker.
+
+        A coordinator that stood still meanwhile serves a round and its next try at once. Nobody waits for one of them.
+        """
+        other, self._runs[run.request_id] = self._runs.get(run.request_id), run
+        if other is not None and other is not run:
+            other.told(RoundEnded(run.request_id, "left"))
 
     def over(self, run: RunT, *, may_come_again: bool = False) -> None:
         """No worker has the round any more. The frontend may send one again that a worker has lost."""

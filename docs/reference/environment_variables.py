@@ -131,8 +131,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_RUNTIME_INHIBITED_DURATION_SECS",),
         "Dynamo",
-        "`0` with one coordinator, `1` with several: seconds for which a frontend avoids a coordinator after a broken "
-        "connection.",
+        "`0`: seconds for which a frontend avoids a coordinator after a broken connection, also of a worker.",
         "reliability.md#bounds",
     ),
     Variable(

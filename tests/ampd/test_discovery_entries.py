@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries, has_card
+from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, delete_dead, deletes_silent_entries, has_card
 from tests.harness.scripted_endpoint import ScriptedEndpoint, SlowEndpoint
 from tests.virtual_time import run_virtually, virtually
 
@@ -153,3 +154,25 @@ def test_a_card_is_found_by_the_id_of_its_process(tmp_path: Path, monkeypatch: p
     assert not has_card(0xAB)
     (folder / "ns%2Fcoordinator%2Fgenerate%2Fab").touch()
     assert has_card(0xAB)
+
+
+async def test_the_entries_of_processes_that_have_died_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYN_FILE_KV", str(tmp_path))
+    servers = [await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0) for _ in range(2)]
+    for kind in ("instances", "mdc"):
+        (tmp_path / "v1" / kind).mkdir(parents=True)
+        for number, server in enumerate(servers):
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}/x/ns/coordinator/generate"
+            file = tmp_path / "v1" / kind / f"ns%2Fcoordinator%2Fgenerate%2F{number}"
+            file.write_text(json.dumps({"transport": {"tcp": address}}))
+    (tmp_path / "v1/instances/ns%2Fcoordinator%2Fgenerate%2F2").write_text("{")
+
+    def left() -> list[str]:
+        return sorted(file.name[-1] for file in tmp_path.glob("v1/*/*"))
+
+    await delete_dead("ns/coordinator/generate")
+    assert left() == ["0", "0", "1", "1", "2"]
+    servers[1].close()
+    await delete_dead("ns/coordinator/generate")
+    assert left() == ["0", "0", "2"]
+    servers[0].close()

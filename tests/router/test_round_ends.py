@@ -170,3 +170,13 @@ async def test_a_coordinator_that_has_gone_is_given_up(monkeypatch: pytest.Monke
     worker.tell("127.0.0.1:1", Begun("r"))
     await asyncio.sleep(0)
     await worker.stop()
+
+
+async def test_of_two_tries_that_are_served_at_once_one_ends() -> None:
+    """A coordinator that stood still has both."""
+    coordinator = Coordinator()
+    first = coordinator.begin("r")
+    coordinator.ends.begins(first)
+    assert not first.is_over, "it is given to another worker"
+    second = coordinator.begin("r", "another worker")
+    assert (first.is_over, second.is_over) == (True, False)

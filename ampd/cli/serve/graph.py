@@ -115,6 +115,9 @@ FRONTEND_ENVIRONMENT = {
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
     # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
     "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
+    # The seconds for which Dynamo avoids a coordinator with a broken connection: that of a worker which answers its
+    # rounds counts as its own, so that the death of a worker would leave the frontend without coordinators.
+    "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
     # A round leaves a worker that is silent for so long. Workers send signs of life.
@@ -153,9 +156,7 @@ class Frontend:
             environment: what all processes of the graph get.
         """
         limit = {} if self.body_limit_mb is None else {BODY_LIMIT_VARIABLE: str(self.body_limit_mb)}
-        # For so long Dynamo avoids a coordinator with a broken connection. Nobody can stand in for the only one.
-        avoids = {"DYN_RUNTIME_INHIBITED_DURATION_SECS": "0" if self.session_ttl_s is None else "1"}
-        variables = {**FRONTEND_ENVIRONMENT, **avoids, **limit, **environment}
+        variables = {**FRONTEND_ENVIRONMENT, **limit, **environment}
         return ProcessSpec(name, self._argv(), variables, hides=PREFIX)
 
     def _argv(self) -> tuple[str, ...]:
