@@ -182,8 +182,7 @@ class ClientRounds:
                 request = _taken_over(request, call, chunk["token_ids"])
                 yield self._noted(start, stream, stream.prefilled(chunk, reason))
                 if stream.is_complete:
-                    if not request.get("ends_session"):
-                        self._background.spawn(self._take_over(request))
+                    self._background.spawn(self._after_prefill(request))
                     return
         async with aclosing(self._rounds.generate(request)) as chunks:
             async for chunk in chunks:
@@ -273,8 +272,11 @@ class ClientRounds:
         reason = PREFILL_WORKER_LOST if status == CallRefusedError.status else PREFILL_WORKER_REFUSED
         return PrefillFailed(request_id, worker_id, reason, message, status)
 
-    async def _take_over(self, request: GenerateRequest) -> None:
-        """Take over the KV of a round that has ended with its first token, for the session's next round."""
+    async def _after_prefill(self, request: GenerateRequest) -> None:
+        """A round has ended with its first token: take over its KV for the session's next round, if there is one."""
+        if request.get("ends_session"):
+            await self._rounds.kv({"op": "release_session", "session_id": request["task"]["session_id"]})
+            return
         stops = {**(request["request"].get("stop_conditions") or {}), "max_tokens": 0}
         taking: GenerateRequest = {**request, "request": {**request["request"], "stop_conditions": stops}}
         try:

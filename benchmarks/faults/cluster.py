@@ -273,7 +273,7 @@ class LiveGraph:
         shared = ["--dyn-namespace", self.namespace, "--state-url", self.proxy.url, "--lease-s", str(LEASE_S)]
         shared += ["--perf", str(self._perf), "--grace-s", "0.3", "--model", str(model)]
         if kind == "coordinator":
-            return [*shared, "--model-name", MODEL, "--routing", "always-remote"]
+            return [*shared, "--model-name", MODEL, "--routing", "always-remote", "--pools", "static"]
         # Slices would end each prefill at many places. Here a prefill is one span of time.
         flags = ["--role", kind, "--engine", self._kind.engine, "--slicing", "whole"]
         return [*shared, *flags, "--kv-timeout-s", str(KV_TIMEOUT_S), *self._kind.worker_flags]

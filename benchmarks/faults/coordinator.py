@@ -31,6 +31,7 @@ def figures(coordinator: Any) -> dict[str, Any]:
     return {
         "rounds": coordinator.running,
         "rounds at workers": len(coordinator._ends._runs),
+        "refusals": len(coordinator._refusals),
         "undeleted bindings": len(coordinator._services.access.undeleted),
         "background work": len(coordinator._background._tasks),
         "queued": sum(len(view.queue) for view in views),

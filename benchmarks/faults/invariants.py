@@ -19,10 +19,15 @@ MUST_BE_ZERO = (
     "kept sessions",
     "NIXL reads",
     "rounds at workers",
+    "refusals",
+    "told rounds",
     "undeleted bindings",
     "background work",
 )
 """Figures of a process that are above 0 only while rounds are in progress or sessions live."""
+
+TOLD_OVER = "RoundEnds._serve"
+"""The task of a coordinator for the connection of a worker, which the worker's first round opens."""
 
 SPARE_TASKS = 0
 """Asyncio tasks of the same name that a process may have more than at the start."""
@@ -91,6 +96,7 @@ def check_idle(
         violations += [f"{name}: {view[figure]} {figure}" for figure in MUST_BE_ZERO if view.get(figure)]
         usual = tasks_at_start[name.rpartition("-")[0]]
         for task, number in view["tasks"].items():
-            if number > usual.get(task, 0) + SPARE_TASKS:
-                violations.append(f"{name}: {number} tasks {task!r}, {usual.get(task, 0)} at the start")
+            expected = len(view["workers"]) if task == TOLD_OVER else usual.get(task, 0)
+            if number > expected + SPARE_TASKS:
+                violations.append(f"{name}: {number} tasks {task!r}, {expected} were expected")
     return violations

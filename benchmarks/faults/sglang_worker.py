@@ -130,6 +130,7 @@ def figures(worker: Any) -> dict[str, Any]:
     directory.collect(time.monotonic())
     return {
         "rounds": rounds.running,
+        "told rounds": sum(len(link.running) for link in worker._answering._ends._links.values()),
         "queued": len(rounds._queue),
         "engine requests": len(engine._running),
         "protected requests": len(directory._requests),

@@ -7,6 +7,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ import workers.round_ends
 from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
 from ampd.round_end import Running
@@ -357,6 +359,25 @@ async def test_the_channel_to_the_engine_reads_on() -> None:
     engine.close(0)
     context.term()
     await links.close()
+
+
+@breaks("wrong-times")
+@virtually
+async def test_times_are_looked_at_again() -> None:
+    looks: list[float] = []
+    look = FailsOnce(looks.append)
+    look.is_armed = True
+
+    async def sleep(delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        look(delay_s)
+
+    times = CorrectedModel(load_performance_model("tiny-cpu"), Parallelism())
+    settings: Any = None
+    task = SupervisedTask("wrong-times", partial(warn_of_wrong_times, times, settings, sleep))
+    task.start()
+    await until(lambda: looks)
+    await task.stop()
 
 
 def test_no_task_is_forgotten() -> None:

@@ -209,6 +209,9 @@ class AnsweredCall:
             return False
         return True
 
+    async def kv(self, request: KvRequest) -> KvReply:
+        return await self._workers.kv(self._worker_id, request, 1.0)
+
     async def generate(self, request: Any) -> AsyncIterator[Chunk]:
         own, self.own = self.own, None
         try:

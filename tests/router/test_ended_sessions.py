@@ -42,6 +42,14 @@ async def test_a_final_round_tells_its_decode_worker_and_the_shared_state_at_onc
         ended.set()
 
 
+async def test_a_decode_worker_releases_a_session_whose_last_round_ends_with_its_prefill() -> None:
+    """The coordinator releases it too, unless it has died."""
+    async with Replica(await cluster(worker("d1"), worker("p1", Role.PREFILL))) as replica:
+        await replica.round(stop_conditions={"max_tokens": 1}, agent_context=FINAL)
+        await until(lambda: sorted(replica.workers.asked(RELEASE)) == ["d1", "d1", "p1"])
+        assert not replica.workers.asked("generate")
+
+
 async def test_workers_release_a_session_while_the_shared_state_does_not_answer() -> None:
     state = await cluster(worker("d1"), worker("p1", Role.PREFILL))
     async with Replica(state) as replica:

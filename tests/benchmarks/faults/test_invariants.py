@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.faults.cell import disturbances, recover_s
 from benchmarks.faults.inside import WITHOUT_KV, session_figures
-from benchmarks.faults.invariants import MUST_BE_ZERO, check_endings, check_idle, check_owners
+from benchmarks.faults.invariants import MUST_BE_ZERO, TOLD_OVER, check_endings, check_idle, check_owners
 from benchmarks.faults.load import Ending, RoundResult
 from workers.session_releaser import _Use
 
@@ -75,7 +75,7 @@ def test_what_outlives_its_owner_is_reported(figure: str) -> None:
 
 def test_a_task_that_goes_on_is_reported() -> None:
     left = figures(tasks={"publisher": 1, "RoundRun._take_over": 1})
-    assert check_idle(left, TASKS, []) == ["decode-3: 1 tasks 'RoundRun._take_over', 0 at the start"]
+    assert check_idle(left, TASKS, []) == ["decode-3: 1 tasks 'RoundRun._take_over', 0 were expected"]
 
 
 def test_a_binding_that_stays_is_reported() -> None:
@@ -104,3 +104,10 @@ def test_a_session_recovers_with_its_next_token() -> None:
 def test_a_session_that_is_kept_has_kv_or_a_round() -> None:
     uses = {"a": _Use(is_held=True), "b": _Use(running=1), "c": _Use(), "d": _Use(rounds=2)}
     assert session_figures(SimpleNamespace(_uses=uses)) == {"kept sessions": 2, WITHOUT_KV: 2}
+
+
+def test_a_worker_has_one_connection_to_a_coordinator() -> None:
+    tasks = {TOLD_OVER: 2}
+    assert check_idle({"coordinator-4": {"tasks": tasks, "workers": ["a", "b"]}}, {"coordinator": {}}, []) == []
+    (violation,) = check_idle({"coordinator-4": {"tasks": tasks, "workers": ["a"]}}, {"coordinator": {}}, [])
+    assert violation == f"coordinator-4: 2 tasks {TOLD_OVER!r}, 1 were expected"
