@@ -17,7 +17,7 @@ from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import MixedPassCosts, write_profile
 from ampd.policies.registry import MODULES_VARIABLE, SLICING
 from ampd.tiny_model import make_tiny_model
-from ampd.types import Factors, PrefillTask
+from ampd.types import Factors, Parallelism, PrefillTask
 
 pytest.importorskip("sglang", exc_type=ImportError)
 pytest.importorskip("nixl")
@@ -51,8 +51,22 @@ LOG_PROBS = {**PLAIN, "output_options": {"logprobs": 2}}
 
 
 def note_passes(path: str) -> None:
-    """Write for each pass of a rank how many tokens it prefills, and how many requests decode in it."""
+    """Write for each pass of a rank how many tokens it prefills, and how many requests decode in it.
+
+    Whether a mixed pass pays is decided by the profile alone, because measured times are those of a busy machine.
+    """
     from sglang.srt.managers.scheduler import Scheduler
+
+    from ampd.serving import pass_sizes
+
+    decided: Any = pass_sizes
+    pays = decided.mixing_pays
+
+    def by_the_profile(model: Any, *parts: Any) -> bool:
+        answer: bool = pays(getattr(model, "model", model), *parts[:-1], Parallelism(parts[-1].tp))
+        return answer
+
+    decided.mixing_pays = by_the_profile
 
     choose = Scheduler.get_next_batch_to_run
 
