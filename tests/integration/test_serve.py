@@ -197,9 +197,11 @@ def test_a_round_in_progress_has_the_drain_time_after_ctrl_c(tmp_path: Path) -> 
     ):
         since_s = time.monotonic()
         graph.process.send_signal(signal.SIGINT)
-        received = [line for line in lines if line]
+        received: list[str] = []
+        with contextlib.suppress(httpx.HTTPError):  # the stream breaks off, or ends with an error
+            received += lines
         assert time.monotonic() - since_s >= SHORT_DRAIN_S
-        assert any("error" in line for line in received)
+        assert "data: [DONE]" not in received or any("error" in line for line in received)
         assert graph.process.wait(PATIENCE_S) == 0
     (log,) = logs.glob("coordinator*.log")
     assert f"rounds still in progress after {SHORT_DRAIN_S} s are given up" in log.read_text()
@@ -257,7 +259,7 @@ def test_nothing_is_left_when_serve_itself_is_killed() -> None:
 @pytest.mark.long
 def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not(tmp_path: Path) -> None:
     errors = tmp_path / "errors"
-    with errors.open("w") as stderr, serving("--engine", "modelled", stderr=stderr) as graph:
+    with errors.open("w") as stderr, serving("--engine", "modelled", "--pools", "static", stderr=stderr) as graph:
         os.kill(graph.pid_of("workers", "--role prefill"), signal.SIGKILL)
         body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
         assert httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S).status_code == 200
@@ -271,7 +273,7 @@ def test_the_loss_of_a_worker_is_survived_and_the_loss_of_the_last_one_is_not(tm
 @pytest.mark.long
 def test_real_engines_move_kv_both_ways_under_a_real_trace(tmp_path: Path) -> None:
     flags = ["--prefill", "1", "--decode", "1"]
-    with serving("--engine", "sglang", "--routing", "always-remote", *flags) as graph:
+    with serving("--engine", "sglang", "--routing", "always-remote", "--pools", "static", *flags) as graph:
         result = replay(graph.url, tmp_path, "--limit", "2", "--time-scale", "0", "--ttft", "60", "--itl", "60")
         assert result["errors"] == 0
         assert result["routes"] == {"local": 0, "remote": result["rounds"]}

@@ -151,7 +151,7 @@ def test_a_profile_and_the_users_own_choices(tmp_path: Path, capsys: pytest.Capt
     [
         (["--degrees", "1"], True, []),
         (["--degrees", "2"], True, []),
-        (["--degrees", "1", "--itl", "0.011"], False, ["does not meet the targets: it attains"]),
+        (["--degrees", "1", "--itl", "0.008"], False, ["does not meet the targets: it attains"]),
         (["--degrees", "1", "--gpus", "1", "--rate", "90"], False, ["does not meet the targets: it attains"]),
     ],
 )
