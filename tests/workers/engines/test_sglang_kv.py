@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ampd.keys import page_keys
+from ampd.perf.corrections import CorrectedModel
 from ampd.wire import KvReply, KvRequest
 from workers.engines.base import EngineError, EngineLoad, EngineRequest
 
@@ -181,7 +182,7 @@ async def test_what_is_computed_sooner_than_it_is_copied_is_not_loaded(
     await pair.decode.kv.store.settle(TIMEOUT_S)
     for model, loaded in ((SlowHost(), 0), (PlainModel(), 288)):
         await until(lambda: idle(pair.decode))
-        monkeypatch.setattr(pair.decode, "_model", model)
+        monkeypatch.setattr(pair.decode, "_model", CorrectedModel(model, pair.decode.info.parallelism))
         again = await run(pair.decode, "s", prompt, 12)
         assert again.token_ids == first.token_ids
         assert (again.cached_tokens, again.reloaded_tokens) == (loaded, loaded)
