@@ -39,6 +39,7 @@ from dynamo.runtime import Context
 from ampd.call_signatures import Signer
 from ampd.handler_stream import HandlerStream
 from ampd.perf.corrections import CorrectedModel
+from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
 from ampd.state.embedded import EmbeddedRedis
@@ -71,7 +72,7 @@ COMPLETE = "ran to its end without a client"
 LEFT_EARLY, LEFT_LATE = "left before the first token", "left after it"
 
 
-class Times:
+class Times(PerformanceModel):
     """A performance model in which each stage of a round is wide enough to be left in."""
 
     def prefill_s(self, hist_tokens: int, incr_tokens: int, parallelism: Parallelism) -> float:  # noqa: ARG002

@@ -103,7 +103,7 @@ def test_contestants_alternate_on_a_live_graph_of_modelled_engines(
         "--runs",
         "1",
     ]
-    argv += ["--window", "1", "--calibration", "2", "--records", str(records), "--json"]
+    argv += ["--calibration", "2", "--records", str(records), "--json"]
     assert main(argv) == 0
     result = json.loads(capsys.readouterr().out)
     assert 0.2 < result["slo"]["ttft"] < 10.0

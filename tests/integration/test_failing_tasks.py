@@ -322,26 +322,6 @@ async def test_idle_sessions_are_released_again() -> None:
     await sweeper.stop()
 
 
-@breaks("wrong-times")
-@virtually
-async def test_the_times_of_an_engine_are_looked_at_again() -> None:
-    looks: list[None] = []
-    look = FailsOnce(lambda: looks.append(None))
-    look.is_armed = True
-
-    class Times:
-        @property
-        def parallelism(self) -> Parallelism:
-            look()
-            return Parallelism()
-
-    times: Any = Times()
-    task = SupervisedTask("wrong-times", lambda: warn_of_wrong_times(times, None))  # type: ignore[arg-type]
-    task.start()
-    await until(lambda: looks)
-    await task.stop()
-
-
 @breaks("kv-rank-")
 async def test_the_channel_to_the_engine_reads_on() -> None:
     messages: list[Any] = []
