@@ -27,7 +27,7 @@ def test_a_second_run_makes_no_trial_again(
 ) -> None:
     for name in ("_QUICK", "_FULL"):
         monkeypatch.setattr(layout_regret, name, Horizon(4.0, 0.0, 60, 60))
-    for name, value in {"_ROUND_TIMES": 0.2, "_FILLS": 0.2}.items():
+    for name, value in {"_ROUND_TIMES": 0.2, "_SPEED": 0.1}.items():
         monkeypatch.setattr(trial, name, value)
     monkeypatch.setattr(layout_regret, "INSTANCES", [Instance("toolbench-answers", "llama-3.1-8b", "l40s", 0.5, 0.05)])
     argv = ["layout_regret", "--gpus", "2", "--budget-s", "0.000001", "--data", str(tmp_path)]
