@@ -35,24 +35,20 @@ _FIELD = "from pydantic import Field"
 _UNTYPED_FIELD = "from pydantic import Field as _field; Field: _Any = _field"
 _OPEN = "serializable=True, allow_interpreted_subclasses=True"
 """Of the two, the first alone leaves `__init__` out where interpreted code makes an object (mypy 2.4)."""
-_OPEN_CLASSES = frozenset({"PerformanceModel", "PiecewiseModel", "PrefillQueue", "ScaledModel"})
+_OPEN_CLASSES = frozenset({"CorrectedModel", "PerformanceModel", "PiecewiseModel", "PrefillQueue", "ScaledModel"})
 """Classes that are no dataclasses, and travel between processes or have interpreted subclasses."""
 _ACYCLIC = "acyclic=True"
 _ACYCLIC_CLASSES = frozenset(
     {
         "BindingSituation",
-        "Compute",
-        "ComputeTo",
         "Factors",
         "GapRun",
-        "LookUp",
         "OrderingSituation",
         "Parallelism",
         "Plan",
         "PlanSituation",
         "PrefillTask",
         "QueueRest",
-        "Rest",
         "RouteDecision",
         "RouteEstimate",
         "RoutingSituation",
