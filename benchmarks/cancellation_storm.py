@@ -94,6 +94,12 @@ class LocalWorkers:
     def __init__(self) -> None:
         self.parts: dict[str, WorkerParts] = {}
         self._answering: dict[str, ClientRounds] = {}
+        self._ends: list[RoundEnds] = []
+
+    async def close(self) -> None:
+        """Close the connections over which the ends of rounds are told."""
+        for ends in self._ends:
+            await ends.stop()
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
         return _answered(self.parts[worker_id].rounds.prefill(request), context)
@@ -104,6 +110,7 @@ class LocalWorkers:
     async def generate(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
         if worker_id not in self._answering:
             ends = RoundEnds(worker_id, Signer((), worker_id))
+            self._ends.append(ends)
             self._answering[worker_id] = ClientRounds(worker_id, self.parts[worker_id].rounds, self, ends)
         return HandlerStream(partial(self._answering[worker_id].serve, request, context))
 
@@ -182,6 +189,7 @@ async def graph() -> AsyncIterator[Graph]:
     folder = tiny_model_path()
     async with AsyncExitStack() as stack:
         redis = stack.enter_context(EmbeddedRedis())
+        stack.push_async_callback(made.workers.close)
 
         async def store() -> StateStore:
             opened = await open_store(redis.url, NAMESPACE)
