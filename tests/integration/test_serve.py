@@ -197,11 +197,9 @@ def test_a_round_in_progress_has_the_drain_time_after_ctrl_c(tmp_path: Path) -> 
     ):
         since_s = time.monotonic()
         graph.process.send_signal(signal.SIGINT)
-        received: list[str] = []
-        with contextlib.suppress(httpx.HTTPError):  # the stream breaks off, or ends with an error
-            received += lines
+        received = [line for line in lines if line]
         assert time.monotonic() - since_s >= SHORT_DRAIN_S
-        assert "data: [DONE]" not in received or any("error" in line for line in received)
+        assert any("error" in line for line in received)
         assert graph.process.wait(PATIENCE_S) == 0
     (log,) = logs.glob("coordinator*.log")
     assert f"rounds still in progress after {SHORT_DRAIN_S} s are given up" in log.read_text()

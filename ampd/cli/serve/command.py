@@ -285,8 +285,12 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopped: asyncio.Even
 
 
 def _stop(supervisor: Supervisor) -> None:
-    """Stop the coordinators first: until their rounds have finished, these need the frontend and the workers."""
+    """Stop the coordinators first: until their rounds have finished, these need the frontend and the workers.
+
+    The frontends are the last, because workers end through them the rounds that took too long.
+    """
     supervisor.stop(_DRAIN_S, lambda name: name.startswith(COORDINATOR))
+    supervisor.stop(_DRAIN_S, lambda name: name.startswith(tuple(Role)))
     supervisor.stop()
 
 
