@@ -6,8 +6,6 @@ from array import array
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
 STOP_FIELDS = ("stop_token_ids", "stop_token_ids_visible", "stop_token_ids_hidden")
 """Fields of the stop conditions that hold token ids."""
 
@@ -30,6 +28,8 @@ def unknown_token(prompt: bytes | array[int], request: Mapping[str, Any], size: 
         prompt: its token ids as native 32-bit words.
         request: the request in Dynamo's terms (`stop_conditions`, `sampling_options`, `eos_token_ids`).
     """
+    import numpy as np  # A worker starts without it.
+
     words = np.frombuffer(prompt, np.uint32)
     if len(words) and words.max() >= size:
         return _unknown("the prompt", words[words >= size][0], size)

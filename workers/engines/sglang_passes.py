@@ -136,7 +136,7 @@ class SchedulerPasses:
     """Chooses the passes of one rank's scheduler. Rank 0 asks the policy, because the clocks of ranks differ.
 
     Attributes:
-        linker: the rank's `KvLinker`.
+        linker: the rank's `KvLinker`; None: an engine without AMPD's exchange of KV.
         next: the next pass.
         has_paused: the batch has paused for the pass before.
     """
@@ -144,7 +144,8 @@ class SchedulerPasses:
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
         self._own_tokens: int = scheduler.chunked_prefill_size
-        self.linker = scheduler.tree_cache.linker.cache_linker
+        linker = scheduler.tree_cache.linker
+        self.linker = linker and linker.cache_linker
         self.next = _SGLANG_OWN
         self.has_paused = False
 
@@ -196,7 +197,7 @@ class SchedulerPasses:
     @cached_property
     def times(self) -> CorrectedModel | None:
         """The times of this engine; None: nobody wants to know them, or another rank measures them."""
-        if self.linker.passes is None or self._scheduler.tp_group.rank_in_group:
+        if self.linker is None or self.linker.passes is None or self._scheduler.tp_group.rank_in_group:
             return None
         parallelism = Parallelism(tp=self._scheduler.tp_group.world_size)
         backend = attention_backend(self._scheduler.server_args)
