@@ -62,7 +62,8 @@ class KvReads:
         prompt_tokens, page = progress.prompt.tokens, info.page_size_tokens
         keys = progress.prompt.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
         held_tokens = kv.protect(progress.rid, keys)
-        peer = info.parallelism if source_tp is None else Parallelism(source_tp)
+        host = info.parallelism.host if kv.reads_in_place(source) else ""
+        peer = Parallelism(info.parallelism.tp if source_tp is None else source_tp, host=host)
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
             return None
         timeout_s = longest_read_s(self._timeout_s, held_tokens, expected_tokens, self._model, info.parallelism, peer)
@@ -73,7 +74,7 @@ class KvReads:
             fetched = await kv.fetch(progress.rid, keys, held_tokens, source, timeout_s, expected_tokens)
         finally:
             self._running -= 1
-        if is_alone and self._begun == number and fetched.error is None:
+        if is_alone and self._begun == number and fetched.error is None and not host:
             self._measured(fetched, peer)
         return fetched
 

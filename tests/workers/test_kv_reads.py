@@ -30,8 +30,12 @@ class Kv:
         self.held_pages = held_pages
         self.reads: list[str] = []
         self.fetched = FETCHED
+        self.is_neighbour = False
         self.may_end = asyncio.Event()
         self.may_end.set()
+
+    def reads_in_place(self, _worker_id: str) -> bool:
+        return self.is_neighbour
 
     def protect(self, _rid: str, keys: Sequence[bytes]) -> int:
         return min(self.held_pages, len(keys)) * 16
@@ -94,6 +98,23 @@ async def test_reading_pays(
     fetched = await reads.read(progress, "P", expected_tokens, source_tp)
     assert fetched is (FETCHED if is_read else None)
     assert kv.reads == (["P"] if is_read else [])
+
+
+@pytest.mark.parametrize("is_neighbour", [False, True])
+async def test_a_read_from_a_neighbour_pays_where_one_over_the_network_does_not(is_neighbour: bool) -> None:
+    class Network(ConstantReads):
+        def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+            return min(tokens, 0.01 if source.shares_host(target) else 1e3)
+
+    kv, theta = Kv(0), Parallelism(tp=2, host="here")
+    kv.is_neighbour, kv.fetched = is_neighbour, KvFetch(tokens=8000, seconds=0.04)
+    engine = cast(Any, SimpleNamespace(kv=kv, info=SimpleNamespace(page_size_tokens=16, parallelism=theta)))
+    times = CorrectedModel(Network(0.01), theta)
+    keys = page_keys(range(8500), 16, tenant="")
+    progress = RoundProgress("r", RoundPrompt(cast(Any, SimpleNamespace(session_id="s")), 8500, keys), 0.0)
+    assert (await KvReads(engine, times, 5.0).read(progress, "P", 8000, 2) is not None) == is_neighbour
+    # It says nothing of reads over the network.
+    assert times.parallelism.factors.read == 1.0
 
 
 @pytest.mark.parametrize(
