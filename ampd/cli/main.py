@@ -21,6 +21,7 @@ COMMANDS = {
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
     "doctor": ("ampd.cli.doctor", "report whether this machine can run a graph"),
     "session": ("ampd.cli.session", "list, show and end the sessions of a running graph"),
+    "completion": ("ampd.cli.completion", "complete commands and flags in bash, zsh and fish"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""
 
@@ -92,7 +93,7 @@ def _unread_variables() -> list[str]:
 
 def _help() -> str:
     lines = ["usage: ampd COMMAND ...", ""]
-    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", "ampd COMMAND --help explains one."])
 
 
