@@ -109,7 +109,7 @@ class Coordinator:
             on_session_end=sessions.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
-        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, access.take_report, clock)
+        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, clock)
         self._calls = calls
         self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
 from ampd.keys import TOKEN_BYTES
-from ampd.round_end import Begun, PrefillFailed, RoundEnded, Taken, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
@@ -275,17 +275,16 @@ class RoundRun:
 
     # -- what workers tell
 
-    def told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None:
         """The decode worker says something of the round."""
         self._within.run(self._told, told)
 
-    def _told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+    def _told(self, told: RoundEnded | PrefillFailed | Begun) -> None:
         self.was_answered = True
         self._sign.set()
-        if isinstance(told, Taken):
-            return
         if isinstance(told, Begun):
-            self._reached()
+            if told.has_output:
+                self._reached()
         elif isinstance(told, PrefillFailed):
             self._prefill_failed(told)
         else:

@@ -7,20 +7,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dynamo.runtime import Context
 
 from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
-from ampd.handler_stream import Chunk, Send
-from ampd.round_end import Begun, PrefillFailed, Taken, TakenOver, Told, error_chunk, goes_on_elsewhere
+from ampd.handler_stream import Chunk, Send, StopSignal, send_all
+from ampd.round_end import Begun, PrefillFailed, Told, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
     ENGINE_DIED,
     OVERLOADED,
-    REPORT_KEY,
     GenerateRequest,
     PrefillCall,
     PrefillRequest,
@@ -33,58 +32,6 @@ from workers.client_stream import ClientStream, ends_at_prefill, grouped, signs_
 from workers.engines.base import EngineError
 from workers.round_ends import RoundEnds
 from workers.round_service import RoundService
-
-ItemT = TypeVar("ItemT")
-
-
-class StopSignal(Protocol):
-    """The part of Dynamo's `Context` that shows when the caller has gone."""
-
-    def is_stopped(self) -> bool: ...
-
-    def async_killed_or_stopped(self) -> Any:
-        """A future that completes when the context is killed or stopped."""
-        ...
-
-
-async def send_until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
-    """Send the items of `source` until it ends or the caller goes. Then it is cancelled where it waits, and closed.
-
-    `source` runs in a separate task, because the handler must outlive its cancellation.
-    """
-    if context.is_stopped():
-        await source.aclose()
-        return
-    pump = asyncio.create_task(_pump(source, context, send))
-
-    def end() -> None:
-        if not pump.cancelling():
-            # A second cancellation would cut the clean-up short.
-            pump.cancel()
-
-    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-    stopped.add_done_callback(lambda _: end())
-    try:
-        await asyncio.wait({pump})
-        if not pump.cancelled() and (error := pump.exception()) is not None:
-            raise error
-    finally:
-        stopped.cancel()
-        end()
-        await asyncio.wait({pump})
-
-
-async def _pump(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
-    pump = asyncio.current_task()
-    assert pump is not None
-    async with aclosing(source):
-        async for item in source:
-            if context.is_stopped() or pump.cancelling():
-                # The cancellation can have been lost, for example in `asyncio.wait_for` of Python 3.11, which forgets
-                # it where it meets an answer.
-                return
-            send(item)
-
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +87,6 @@ class ClientRounds:
         """Answer one round. A round that fails ends with an `error_chunk`."""
         stream, start = ClientStream(request, self._clock), request["start"]
         self._ends.begins(start["tell"], start["request_id"])
-        self._tell(start, Taken(start["request_id"]))
         with self._in_progress.round():
             try:
                 with signs_of_life(send) as send_alive:
@@ -155,7 +101,7 @@ class ClientRounds:
         try:
             # An error comes after the tokens before it, so that no more than necessary is computed again.
             with grouped(send, self._stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                await send_until_stopped(self._chunks(request, stream), context, send_grouped)
+                await send_all(self._chunks(request, stream), context, send_grouped)
             if not stream.is_complete and not context.is_stopped():
                 raise EngineError("its stream ended before the round did", ENGINE_DIED)
         except Exception as error:
@@ -194,7 +140,7 @@ class ClientRounds:
             self._tell(start, stream.ended("complete"))
         elif start.get("tells_begin") and stream.has_begun:
             start["tells_begin"] = False
-            self._tell(start, Begun(start["request_id"]))
+            self._tell(start, Begun(start["request_id"], has_output=True))
         return chunk
 
     def _tell(self, start: RoundStart, told: Told) -> None:
@@ -281,9 +227,8 @@ class ClientRounds:
         taking: GenerateRequest = {**request, "request": {**request["request"], "stop_conditions": stops}}
         try:
             async with aclosing(self._rounds.generate(taking)) as chunks:
-                async for chunk in chunks:
-                    if report := chunk.get(REPORT_KEY):
-                        self._tell(request["start"], TakenOver(request["task"]["session_id"], report))
+                async for _ in chunks:
+                    pass
         except Exception as error:
             log.warning("the KV of a round was not taken over: %s", one_line_of(error))
 

@@ -13,7 +13,7 @@ from ampd.handler_stream import Chunk, HandlerStream, Send
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
-from ampd.round_end import LINK
+from ampd.round_end import LINK, Begun
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
@@ -170,7 +170,7 @@ class Answering:
                 call.own = await self._workers.generate(worker_id, request, context)
             except Exception as error:
                 raise worker_error(worker_id, error) from None
-        return HandlerStream(partial(call.serve, request))
+        return HandlerStream(partial(call.serve, request), context=context)
 
 
 class AnsweredCall:
@@ -226,8 +226,8 @@ class AnsweredCall:
         except RuntimeError as error:
             raise engine_error(str(error)) from None
 
-    def begins(self, _address: str, _request_id: str) -> None:
-        """The coordinator knows of it."""
+    def begins(self, address: str, request_id: str) -> None:
+        self.tell(address, Begun(request_id))
 
     def tell(self, _address: str, told: Any) -> None:
         if not self._has_died:
@@ -367,7 +367,7 @@ class Replica:
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
             deaths=WorkerDeaths(self.store),
-            ends=RoundEnds(access.lost, access.take_report),
+            ends=RoundEnds(access.lost),
             refused=lambda *refusal: self.refusals.append(refusal),
         )
 
