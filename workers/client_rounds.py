@@ -14,6 +14,7 @@ from dynamo.runtime import Context
 from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send, StopSignal, send_all
+from ampd.keys import pack_tokens
 from ampd.round_end import Begun, PrefillFailed, Told, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
@@ -21,9 +22,9 @@ from ampd.wire import (
     ENGINE_DIED,
     OVERLOADED,
     GenerateRequest,
-    PrefillCall,
     PrefillRequest,
     RoundStart,
+    Source,
     engine_start,
     parse_error,
 )
@@ -120,12 +121,12 @@ class ClientRounds:
     async def _chunks(self, request: GenerateRequest, stream: ClientStream) -> AsyncGenerator[Chunk, None]:
         """The client's chunks."""
         start, began_s = request["start"], self._clock()
-        if (call := start.get("prefill")) is not None:
-            chunk = await self._first_token(call, request, stream)
+        if (prefill := start.get("prefill")) is not None:
+            chunk = await self._first_token(prefill[0], request, stream)
             self._was_waiting(request, began_s)
             if chunk is not None:
                 reason = ends_at_prefill(chunk, request, self._context_limit)
-                request = _taken_over(request, call, chunk["token_ids"])
+                request = _taken_over(request, prefill, chunk["token_ids"])
                 yield self._noted(start, stream, stream.prefilled(chunk, reason))
                 if stream.is_complete:
                     self._background.spawn(self._after_prefill(request))
@@ -153,7 +154,7 @@ class ClientRounds:
 
     # -- the prefill worker
 
-    async def _first_token(self, call: PrefillCall, request: GenerateRequest, stream: ClientStream) -> Chunk | None:
+    async def _first_token(self, worker_id: str, request: GenerateRequest, stream: ClientStream) -> Chunk | None:
         """The first token, from a prefill worker; None: that worker failed, and this one prefills.
 
         Raises:
@@ -162,14 +163,12 @@ class ClientRounds:
         context = tracing.context_for_call(self._worker_id) or Context()
         message: PrefillRequest = {
             "task": request["task"],
-            "token_ids": request["token_ids"],
-            "source_worker_id": call["source_worker_id"],
+            "prompt": request["prompt"],
+            "source": request["source"],
             "kept_tokens": request.get("kept_tokens", 0),
             "request": request["request"],
         }
-        if (source_tp := call["source_tp"]) is not None:
-            message["source_tp"] = source_tp
-        worker_id, has_begun = call["worker_id"], False
+        has_begun = False
         try:
             chunks = await self._prefills.prefill(worker_id, message, context)
             has_begun = True
@@ -233,7 +232,7 @@ class ClientRounds:
             log.warning("the KV of a round was not taken over: %s", one_line_of(error))
 
 
-def _taken_over(request: GenerateRequest, call: PrefillCall, token_ids: list[int]) -> GenerateRequest:
+def _taken_over(request: GenerateRequest, source: Source, token_ids: list[int]) -> GenerateRequest:
     """The request for the rest of a round whose first tokens came from a prefill worker.
 
     Only for requests that may be split (`ampd.serving.local_only.uncarried_option` is None).
@@ -242,15 +241,13 @@ def _taken_over(request: GenerateRequest, call: PrefillCall, token_ids: list[int
     for name in ("max_tokens", "min_tokens"):
         if stops.get(name):
             stops[name] = max(0, stops[name] - len(token_ids))
-    rest: GenerateRequest = {
+    return {
         **request,
-        "token_ids": [*request["token_ids"], *token_ids],
-        "source_worker_id": call["worker_id"],
+        "prompt": request["prompt"] + pack_tokens(token_ids),
+        "source": source,
+        "is_prefilled": True,
         "request": {**request["request"], "stop_conditions": stops},
     }
-    if (tp := call["tp"]) is not None:
-        rest["source_tp"] = tp
-    return rest
 
 
 def _explained(error: Exception) -> tuple[int, str]:

@@ -15,6 +15,7 @@ from msgspec import msgpack
 
 from ampd.call_signatures import SIGNATURE, SignatureFault, Signer, Verifier
 from ampd.cli.top import snapshot_of
+from ampd.keys import pack_tokens
 from ampd.perf.presets import load_performance_model
 from ampd.policies import defaults
 from ampd.policies.registry import create_named
@@ -50,7 +51,6 @@ from benchmarks.fuzz.target import Target
 from router.decision_record import DecisionRecord
 from router.request import link, parse_round
 from router.round_errors import RoundRefusedError
-from router.session_memory import pack_tokens
 from router.targets import TargetLimits
 from workers.kv.peer_reads import Descriptor, decode_descriptor, encode_descriptor
 from workers.kv.shared import KvGeometry, PoolGeometry, Section, mismatch

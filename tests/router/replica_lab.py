@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from ampd.errors import UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send
+from ampd.keys import TOKEN_BYTES
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
@@ -126,7 +127,7 @@ class Workers:
         with suppress(StateUnavailableError):
             await self.store.finish_tasks(worker_id, [request["task"]["task_id"]])
         count: int = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
-        context_tokens = len(request["token_ids"])
+        context_tokens = len(request["prompt"]) // TOKEN_BYTES
         if fails_after == HANGS:
             await asyncio.get_running_loop().create_future()
         # Without output there is still a last chunk.
