@@ -90,7 +90,6 @@ class CoordinatorProcess:
         coordinator.session_counts.subscribe(window.add_sessions)
         coordinator.gate.subscribe(window.add_refused)
         coordinator.unnamed.subscribe(window.add_unnamed)
-        coordinator.sessions.register(runtime)
         self._coordinator = coordinator
         self._frames = FrameServer(coordinator.take)
         self._has_given_up = asyncio.Event()
@@ -170,6 +169,7 @@ class CoordinatorProcess:
     async def _start(self, keys: tuple[bytes, ...]) -> None:
         settings = self._settings
         await self._coordinator.start(keys)
+        self._coordinator.sessions(keys).register(self._runtime)
         self._publisher.start()
         exposition.log_address(self._runtime)
         exposition.answer_liveness(self._runtime)
