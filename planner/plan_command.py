@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     check_writable(settings.report)
     check_flags(settings)
     model = settings.performance_model()
-    case, left_out = _case(settings, model)
+    case, left_out = case_of(settings, model, load_trace(settings.trace, settings.limit))
     result, layouts = planned(settings, case, left_out, model, argv)
     result["seconds"] = time.perf_counter() - start_s
     error: UserError | RunError | None = None
@@ -83,9 +83,14 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict[int, str]]:
-    """The case to plan, and the unusable degrees with the reasons."""
-    sessions = load_trace(settings.trace, settings.limit)
+def case_of(
+    settings: PlanSettings, model: PiecewiseModel, sessions: Sequence[Session]
+) -> tuple[PlanCase, dict[int, str]]:
+    """The case to plan, and the unusable degrees with the reasons.
+
+    Raises:
+        UserError: no layout of the GPUs takes the sessions.
+    """
     wanted = parse_degrees(settings.degrees)
     limit = Limit.of(model.profile.max_context_tokens or 0, 0)
     _require_fitting(settings, sessions, limit)

@@ -125,13 +125,11 @@ def run(argv: Sequence[str]) -> int:
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
     check_writable(settings.report, settings.timeline)
-    scene, combinations = _scene(settings), _combinations(settings)
-    _require_prefill(scene.cluster, combinations)
-    _warn(scene)
+    scene, combinations = case_of(settings, load_trace(settings.trace, settings.limit))
     keeps = settings.report is not None or settings.timeline is not None
     scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
-    results = [_result(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
+    results = [result_of(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
     common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
     # Before the files: if one cannot be written, the results are not lost.
@@ -150,6 +148,18 @@ def run(argv: Sequence[str]) -> int:
         _print_error(runs[0])
         return 1
     return 0
+
+
+def case_of(settings: SimulateSettings, sessions: Sequence[Session]) -> tuple[Scene, list[Combination]]:
+    """What a call simulates. Sessions that do not fit are named on stderr.
+
+    Raises:
+        UserError: the settings do not go together, or have an unknown name.
+    """
+    scene, combinations = _scene(settings, sessions), _combinations(settings)
+    _require_prefill(scene.cluster, combinations)
+    _warn(scene)
+    return scene, combinations
 
 
 def _warn(scene: Scene) -> None:
@@ -174,7 +184,7 @@ def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
     return simulate(sessions, cluster, scene.model, policies, scene.slo, scene.options)
 
 
-def _scene(settings: SimulateSettings) -> Scene:
+def _scene(settings: SimulateSettings, sessions: Sequence[Session]) -> Scene:
     model = settings.performance_model()
     cluster = _cluster(settings, model)
     prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
@@ -185,8 +195,7 @@ def _scene(settings: SimulateSettings) -> Scene:
     else:
         every = [*prefill, *decode, *mixed]
         model.require(every, every)  # each may get any role
-    sessions = tuple(load_trace(settings.trace, settings.limit))
-    return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
+    return Scene(tuple(sessions), settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
 
 
 def _cluster(settings: SimulateSettings, model: PiecewiseModel) -> Cluster:
@@ -258,7 +267,7 @@ def parse_rates(text: str | None) -> list[float | None]:
     return list(rates)
 
 
-def _result(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
+def result_of(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
     cluster = scene.cluster_of(combination)
     return {
         "mode": str(combination.mode),
