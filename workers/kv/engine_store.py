@@ -192,10 +192,6 @@ class EngineStore:
 
     # -- stores of neighbours
 
-    def reads_in_place(self, worker_id: str) -> bool:
-        """Whether the records of a worker are loaded from its own store."""
-        return self._neighbours.knows(worker_id)
-
     async def first_offset(self, worker_id: str, descriptor: Descriptor) -> int | None:
         """Where the store of another worker begins in the offsets of this one; None: it cannot be read in place."""
         if descriptor.place is None or descriptor.host != self.host:

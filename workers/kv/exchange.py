@@ -174,10 +174,6 @@ class KvExchange(Generic[Store]):
 
     # -- reading from other workers
 
-    def reads_in_place(self, worker_id: str) -> bool:
-        """Whether the records of a worker are loaded from its own store."""
-        return self.store.in_place is not None and self.store.in_place.reads_in_place(worker_id)
-
     def protect(self, rid: str, keys: Sequence[bytes]) -> int:
         """Protect what is stored of a context for request `rid`, until `unprotect`; returns its tokens."""
         return self.store.protect(rid, keys).tokens

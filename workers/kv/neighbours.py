@@ -53,18 +53,11 @@ class Neighbours:
         self._unmap_on_ranks = unmap_on_ranks
         self._numbers = count(1)
         self._by_place: dict[Place, _Neighbour] = {}
-        self._places: dict[str, Place] = {}
         self._tasks = BackgroundTasks()
         self._copying = ThreadPoolExecutor(1, "ampd-kv-neighbour")
 
-    def knows(self, worker_id: str) -> bool:
-        """Whether a worker's store is mapped."""
-        place = self._places.get(worker_id)
-        return place in self._by_place and self._by_place[place].bytes is not None
-
     async def first_offset(self, worker_id: str, place: Place) -> int | None:
         """The offset at which a worker's store begins here and on all ranks; None: it is not mapped, or not yet."""
-        self._places[worker_id] = place
         neighbour = self._by_place.get(place)
         if neighbour is None:
             neighbour = _Neighbour(next(self._numbers), asyncio.get_running_loop().create_future())

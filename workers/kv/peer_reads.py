@@ -119,10 +119,6 @@ class InPlace(Protocol):
         """Copy blocks of other workers' stores, by their offsets here, as `Transport.read`."""
         ...
 
-    def reads_in_place(self, worker_id: str) -> bool:
-        """Whether the store of a worker is mapped."""
-        ...
-
 
 class Descriptor(Struct, frozen=True):
     """What a reader needs to read the store of another worker; it travels in the answer to a lease.

@@ -113,6 +113,9 @@ def write_targets(
 
 FRONTEND_ENVIRONMENT = {
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+    # With session affinity Dynamo publishes the ids of sessions at all addresses, unless a broker does that. Nobody is
+    # this broker: each frontend serves without the others' events.
+    "DYN_ZMQ_BROKER_URL": "xsub=inproc://none,xpub=inproc://none",
     # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
     "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
     # The seconds for which Dynamo avoids a coordinator with a broken connection: that of a worker which answers its
@@ -120,8 +123,10 @@ FRONTEND_ENVIRONMENT = {
     "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
-    # A round leaves a worker that is silent for so long. Workers send signs of life.
-    "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "15",
+    # A round leaves a worker that is silent for so long: its machine is gone, because workers send signs of life, and
+    # a probe ends processes that hang. Dynamo also ends a stream that gives its client nothing for twice as long.
+    # Signs of life do not count there: /v1/responses has no event for them, nor has a tool call while it is parsed.
+    "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "300",
     # A stream's status waits so long for the first token or an error, so that a refusal has its own status.
     "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": "5000",
     # Empty lines in a stream without a token, so that nothing on the way takes a long prefill for a dead connection.

@@ -185,11 +185,10 @@ async def test_the_mapping_of_a_process_ends_with_it() -> None:
         assert first is not None
         found, at = maps.at(first)
         assert bytes(found[at : at + 4]) == b"left"
-        assert maps.knows("a")
         assert all(rank.neighbours for rank in b.ranks)
         await owner.communicate(b"")
         await until(lambda: not any(rank.neighbours for rank in b.ranks))
-        assert not maps.knows("a")
+        assert not maps._by_place
         assert bytes(found[at : at + 4]) == b"left"
         with pytest.raises(ConnectionError, match="gone"):
             maps.at(first)
@@ -209,7 +208,6 @@ async def test_a_store_that_cannot_be_mapped_is_read_over_nixl(
         lines = [record.message for record in caplog.records if "goes over NIXL" in record.message]
         assert lines == ["KV of worker a goes over NIXL, although it is on this host: the driver refuses it"]
         await until(lambda: not any(rank.neighbours for rank in b.ranks))
-        assert not b.exchange.reads_in_place("a")
 
 
 async def test_a_mapping_that_takes_long_holds_up_no_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +217,7 @@ async def test_a_mapping_that_takes_long_holds_up_no_read(monkeypatch: pytest.Mo
         keys = await a.compute("s", tokens)
         assert (await b.read("r", tokens, "a", 60.0)).error is None
         assert b.stored(keys) == [record_of(key) for key in keys]
-        await until(lambda: b.exchange.reads_in_place("a"))
+        await until(lambda: all(of.bytes is not None for of in b.exchange.store._neighbours._by_place.values()))
         refuse_nixl(b)
         await a.compute("t", text(2, 4))
         assert (await b.read("r2", text(2, 4), "a", 60.0)).error is None
@@ -232,7 +230,7 @@ async def test_workers_of_other_hosts_read_over_nixl(hosts: tuple[str, str], cap
         keys = await a.compute("s", tokens)
         with caplog.at_level(logging.WARNING):
             assert (await b.read("r", tokens, "a", 60.0)).error is None
-        assert not b.exchange.reads_in_place("a")
+        assert not b.exchange.store._neighbours._by_place
         assert b.stored(keys) == [record_of(key) for key in keys]
         assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
