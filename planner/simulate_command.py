@@ -25,7 +25,7 @@ from ampd.types import Moves, Slo
 from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
 from planner.parallel import in_parallel
 from planner.simulator.options import Cluster, Policies, SimulationOptions
-from planner.simulator.outcome import SimulationRun, write_timeline
+from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
 from workloads.trace import Session, load_trace, retime
@@ -74,14 +74,6 @@ class SimulateSettings(CaseSettings):
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
-    dispatch_s: float = Field(0.0, ge=0, description="Seconds from the client's request to the entry in a queue.")
-    hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
-    kv_read_s: float = Field(0.0, ge=0, description="Seconds of a KV read in addition to the transfer.")
-    hand_over_pass: bool = Field(
-        True, description="The last tokens of a remote prefill take a pass of their own, as in SGLang."
-    )
-    state_delay_s: float = Field(0.0, ge=0, description="Longest delay in seconds until coordinators see changes.")
-    coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
     max_wait: float = Field(
         0.0,
         ge=0,
@@ -93,7 +85,6 @@ class SimulateSettings(CaseSettings):
     )
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
-    timeline: Path | None = Field(None, description="Write the activity of every worker as a Chrome trace (Perfetto).")
 
     def options(self) -> SimulationOptions:
         """The simulator's options, which are called like the flags."""
@@ -124,32 +115,44 @@ def run(argv: Sequence[str]) -> int:
         UserError: wrong flags, an unknown name, a trace that cannot be read.
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
-    check_writable(settings.report, settings.timeline)
-    scene, combinations = _scene(settings), _combinations(settings)
-    _require_prefill(scene.cluster, combinations)
-    _warn(scene)
-    keeps = settings.report is not None or settings.timeline is not None
-    scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
-    runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
-    results = [_result(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
-    common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
-    whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
-    # Before the files: if one cannot be written, the results are not lost.
-    names = [combination.label for combination in combinations]
-    print(
-        json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
-        flush=True,
-    )
-    if settings.timeline:
-        write_timeline(runs[0], settings.timeline)
+    check_writable(settings.report)
+    scene, combinations, runs = simulated(settings, keeps_timeline=settings.report is not None)
+    whole = result_of(settings, scene, combinations, runs)
+    # Before the report: if it cannot be written, the results are not lost.
+    print(json.dumps(whole, indent=1) if settings.as_json else _table(combinations, whole, scene), flush=True)
     if settings.report:
         from planner.reports import write_simulation_report
 
         write_simulation_report(settings.report, whole, combinations, runs, scene.slo)
-    if not any(result["rounds"] for result in results):
+    if not any(result["rounds"] for result in whole["results"]):
         _print_error(runs[0])
         return 1
     return 0
+
+
+def simulated(
+    settings: SimulateSettings, *, keeps_timeline: bool
+) -> tuple[Scene, list[Combination], list[SimulationRun]]:
+    """Run all simulations of a call.
+
+    Raises:
+        UserError: wrong flags, an unknown name, a trace that cannot be read.
+    """
+    scene, combinations = _scene(settings), _combinations(settings)
+    _require_prefill(scene.cluster, combinations)
+    _warn(scene)
+    scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps_timeline))
+    runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
+    return scene, combinations, list(runs)
+
+
+def result_of(
+    settings: SimulateSettings, scene: Scene, combinations: Sequence[Combination], runs: Sequence[SimulationRun]
+) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    results = [_result(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
+    common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
+    return (results[0] if len(results) == 1 else {}) | common | {"results": results}
 
 
 def _warn(scene: Scene) -> None:
@@ -273,8 +276,9 @@ def _result(scene: Scene, combination: Combination, simulated: SimulationRun) ->
     }
 
 
-def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene, note: str) -> str:
+def _table(combinations: Sequence[Combination], whole: dict[str, Any], scene: Scene) -> str:
     """One row per combination, times in milliseconds."""
+    names, results, note = [each.label for each in combinations], whole["results"], papers_note(combinations)
     width, slo = max(map(len, names)), scene.slo
     lines = [
         # A degree may be given without its TP (1x8), so the table shows how the flags were read.
