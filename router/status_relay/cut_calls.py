@@ -7,10 +7,9 @@ its first call on an answer waits here for its end. Only then it is known whethe
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
-from uuid import uuid4
 
 from router.status_relay.api import CHATS, MESSAGES, RESPONSES
 
@@ -27,13 +26,17 @@ def may_have_calls(path: str) -> bool:
     return path in _MARKS
 
 
-def mended_body(path: str, body: bytes) -> bytes:
-    """An answer that is no stream."""
-    if _MARKS[path] not in body:
+def mended_body(path: str, body: bytes, stops: Sequence[str] = ()) -> bytes:
+    """An answer that is no stream.
+
+    Args:
+        stops: strings at which its text ends, see `Stops`.
+    """
+    if not stops and _MARKS[path] not in body:
         return body
     with suppress(ValueError, TypeError, KeyError, AttributeError):
         answer = json.loads(body)
-        if _BODIES[path](answer):
+        if _stop_message_body(answer, stops) or _BODIES[path](answer):
             return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
     return body
 
@@ -43,13 +46,20 @@ class MendedStream:
 
     Args:
         path: that the client has asked.
+        stops: strings at which its text ends, see `Stops`.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, stops: Sequence[str] = ()) -> None:
         self._path = path
         self._mark = _MARKS[path]
         self._rest = b""
         self._held: list[bytes] = []
+        self._stops = Stops(stops) if stops else None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the client has the whole answer, though the frontend's goes on."""
+        return self._stops is not None and self._stops.are_met
 
     def passed_on(self, data: bytes) -> bytes:
         """What the client may have now."""
@@ -59,6 +69,8 @@ class MendedStream:
             self._rest = data
             return b""
         data, self._rest = data[:end], data[end:]
+        if self._stops:
+            data = b"".join(map(self._stops.passed_on, data.split(b"\n\n")[:-1]))
         if not self._held and self._mark not in data:
             return data
         now = []
@@ -167,6 +179,66 @@ def _joined(parts: Iterable[_Object], name: str) -> str:
 # -- /v1/messages
 
 
+def _stop_message_body(answer: _Object, stops: Sequence[str]) -> bool:
+    """End an answer at a stop string in its text. A call comes behind the text, whatever place it has here."""
+    for index, block in enumerate(answer["content"] if stops else ()):
+        if block["type"] == "text" and (met := _first(block["text"], stops)):
+            block["text"] = block["text"][: met[0]]
+            kept = [each for each in answer["content"][: index + 1] if each["type"] != "tool_use"]
+            answer |= {"content": kept, "stop_reason": "stop_sequence", "stop_sequence": met[1]}
+            return True
+    return False
+
+
+def _first(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first stop string is in a text, and which."""
+    return min(((at, stop) for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+class Stops:
+    """Ends the text of a stream of `/v1/messages` at a stop string.
+
+    Dynamo does not tell there that a stop string has cut a call. So it is not told of stop strings beside tools, and
+    they end the text only: a call is complete.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._may_begin = max(map(len, stops)) - 1
+        self._text = ""
+        self._last: _Object = {}
+        self.are_met = False
+
+    def passed_on(self, event: bytes) -> bytes:
+        """What the client may have of an event, and of those before."""
+        if self.are_met:
+            return b""
+        if b'"type":"text_delta"' in event:
+            self._last = _Event(event).data or {}
+            self._text += self._last["delta"]["text"]
+            if met := _first(self._text, self._stops):
+                self.are_met = True
+                return self._taken(met[0]) + self._end(met[1])
+            return self._taken(len(self._text) - self._may_begin)
+        if b'"type":"content_block_stop"' in event:
+            return self._taken(len(self._text)) + event + b"\n\n"
+        return event + b"\n\n"
+
+    def _taken(self, count: int) -> bytes:
+        """The first characters of the text that is held."""
+        text, self._text = self._text[: max(0, count)], self._text[max(0, count) :]
+        return _Event.of({**self._last, "delta": {"type": "text_delta", "text": text}}).encoded() if text else b""
+
+    def _end(self, stop: str) -> bytes:
+        delta = {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        ends: list[_Object] = [
+            {"type": "content_block_stop", "index": self._last["index"]},
+            {"type": "message_delta", "delta": delta, "usage": self._last.get("usage") or {}},
+            {"type": "message_stop"},
+        ]
+        return b"".join(_Event.of(each).encoded() for each in ends)
+
+
 def _mend_message_body(answer: _Object) -> bool:
     blocks = answer["content"]
     uses = [index for index, block in enumerate(blocks) if block["type"] == "tool_use"]
@@ -202,13 +274,14 @@ def _mend_response_body(answer: _Object) -> bool:
     calls = [index for index, item in enumerate(answer["output"]) if item["type"] == "function_call"]
     if calls:
         cut = answer["output"].pop(calls[-1])
-        answer["output"].append(_text_item(_as_text(cut["name"], cut["arguments"])))
+        answer["output"].append(_text_item(cut, cut["arguments"]))
     return bool(calls)
 
 
-def _text_item(text: str) -> _Object:
-    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
-    id_ = f"msg_{uuid4().hex}"
+def _text_item(call: _Object, arguments: str) -> _Object:
+    """A message with the text of a call in its place."""
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": _as_text(call["name"], arguments)}
+    id_ = f"msg_{call['id']}"
     return {"type": "message", "content": [part], "id": id_, "role": "assistant", "status": "incomplete"}
 
 
@@ -226,7 +299,7 @@ def _mend_response_stream(events: list[_Event]) -> None:
         (each for each in found if each.get("output_index") == place and each["type"].endswith("arguments.delta")),
         "delta",
     )
-    item = _text_item(_as_text(added[-1]["item"]["name"], arguments))
+    item = _text_item(added[-1]["item"], arguments)
     kept = []
     for event in events:
         data = event.data or {}

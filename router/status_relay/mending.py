@@ -49,7 +49,7 @@ class CannotMendError(Exception):
     """What is wrong with a request, and where."""
 
 
-def mended(path: str, body: bytes, reason: str) -> bytes | None:
+def mended_request(path: str, body: bytes, reason: str) -> bytes | None:
     """The request as the frontend can take it; None: nothing was found to mend.
 
     Args:
@@ -81,16 +81,29 @@ def mended(path: str, body: bytes, reason: str) -> bytes | None:
     return None if is_same else whole.encode()
 
 
-def with_stop_reason(body: bytes) -> bytes:
-    """A chat with tools and stop strings as one whose answer tells which stop string has ended it."""
-    if b'"stop"' in body and b'"tools"' in body:
-        with suppress(ValueError, TypeError, RecursionError):
+def stops_made_visible(path: str, body: bytes) -> tuple[bytes, tuple[str, ...]]:
+    """A request with tools and stop strings, so that a stop string within a call can be noticed.
+
+    Returns:
+        A chat whose answer tells which stop string has ended it; or a message without its stop strings, and these.
+    """
+    name = _STOPS.get(path)
+    if name and f'"{name}"'.encode() in body and b'"tools"' in body:
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
             request = json.loads(body)
-            if request.get("stop") and request.get("tools"):
-                nvext = request.get("nvext") or {}
-                fields = {"extra_fields": [*(nvext.get("extra_fields") or ()), "stop_reason"]}
-                return json.dumps({**request, "nvext": {**nvext, **fields}}).encode()
-    return body
+            stops = request.get(name)
+            if not stops or not request.get("tools"):
+                return body, ()
+            if path == MESSAGES:
+                del request[name]
+                return json.dumps(request).encode(), tuple(each for each in map(str, stops) if each)
+            nvext = request.get("nvext") or {}
+            fields = {"extra_fields": [*(nvext.get("extra_fields") or ()), "stop_reason"]}
+            return json.dumps({**request, "nvext": {**nvext, **fields}}).encode(), ()
+    return body, ()
+
+
+_STOPS = {CHATS: "stop", MESSAGES: "stop_sequences"}
 
 
 def _media_place(request: _Object) -> str | None:
@@ -276,8 +289,8 @@ def _text_of(part: Any) -> str | None:
             return "\n".join((*_titles(part), text))
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
             return "\n".join((*_titles(part), text))
-        case {"type": "file", "file": {"file_data": str(data), **file}}:
-            return _file_text(data, file)
+        case {"type": "file", "file": {"file_data": str(data)}}:
+            return _file_text(data, part["file"])
         case {"type": "input_file", "file_data": str(data)}:
             return _file_text(data, part)
     return None
@@ -400,7 +413,7 @@ def _chat_call(call: Any, place: str) -> _Object:
             "type": "function",
             "function": {"name": str(), "arguments": dict() | str() as arguments},
         } if isinstance(arguments, dict) or _is_object(arguments):
-            return call
+            return dict(call)
         case dict():
             pass
         case _:
@@ -520,7 +533,7 @@ def _item_part(part: Any, place: str) -> _Object:
     if (text := _text_of(part)) is not None:
         return {"type": "input_text", "text": text}
     if _has_media([part]):
-        return part
+        return dict(part)
     raise _unknown(part, place)
 
 
