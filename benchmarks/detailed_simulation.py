@@ -11,13 +11,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import Field
 
 from ampd.settings import parse_settings
-from planner.simulate_command import SimulateSettings, result_of, simulated
+from planner.parallel import in_parallel
+from planner.simulate_command import SimulateSettings, case_of, result_of, run_combination
 from planner.simulator.outcome import Span
+from workloads.trace import load_trace
 
 
 class DetailedSettings(SimulateSettings):
@@ -32,11 +36,15 @@ class DetailedSettings(SimulateSettings):
 
 
 def detailed_result(argv: Sequence[str]) -> dict[str, Any]:
-    """What `ampd simulate --json` prints, and the timelines."""
+    """What `ampd simulate --json` prints of each simulation, and the timelines."""
     settings = parse_settings(DetailedSettings, argv, "detailed_simulation")
-    scene, combinations, runs = simulated(settings, keeps_timeline=True)
-    timelines = [[_row(span) for span in run.timeline] for run in runs]
-    return result_of(settings, scene, combinations, runs) | {"timelines": timelines}
+    scene, combinations = case_of(settings, load_trace(settings.trace, settings.limit))
+    scene = replace(scene, options=replace(scene.options, keeps_timeline=True))
+    runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
+    return {
+        "results": [result_of(scene, *pair) for pair in zip(combinations, runs, strict=True)],
+        "timelines": [[_row(span) for span in run.timeline] for run in runs],
+    }
 
 
 def _row(span: Span) -> list[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ampd.documents import check_writable
+from ampd.documents import check_writable, dumped
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
@@ -28,6 +27,7 @@ from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
+from workloads.series import series_of
 from workloads.trace import Session, load_trace, retime
 
 PROG = "ampd simulate"
@@ -116,43 +116,43 @@ def run(argv: Sequence[str]) -> int:
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
     check_writable(settings.report)
-    scene, combinations, runs = simulated(settings, keeps_timeline=settings.report is not None)
-    whole = result_of(settings, scene, combinations, runs)
-    # Before the report: if it cannot be written, the results are not lost.
-    print(json.dumps(whole, indent=1) if settings.as_json else _table(combinations, whole, scene), flush=True)
+    scene, combinations = case_of(settings, load_trace(settings.trace, settings.limit))
+    runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
+    results = [result_of(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
+    common = {
+        "kind": "simulation",
+        "trace": settings.trace,
+        "seed": settings.seed,
+        "performance_model": provenance_of(scene.model),
+        "note": papers_note(combinations),
+    }
+    whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
+    # Before the files: if one cannot be written, the results are not lost.
+    names = [combination.label for combination in combinations]
+    print(
+        dumped(whole) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
+        flush=True,
+    )
     if settings.report:
         from planner.reports import write_simulation_report
 
-        write_simulation_report(settings.report, whole, combinations, runs, scene.slo)
-    if not any(result["rounds"] for result in whole["results"]):
+        write_simulation_report(settings.report, whole)
+    if not any(result["rounds"] for result in results):
         _print_error(runs[0])
         return 1
     return 0
 
 
-def simulated(
-    settings: SimulateSettings, *, keeps_timeline: bool
-) -> tuple[Scene, list[Combination], list[SimulationRun]]:
-    """Run all simulations of a call.
+def case_of(settings: SimulateSettings, sessions: Sequence[Session]) -> tuple[Scene, list[Combination]]:
+    """What a call simulates. Sessions that do not fit are named on stderr.
 
     Raises:
-        UserError: wrong flags, an unknown name, a trace that cannot be read.
+        UserError: the settings do not go together, or have an unknown name.
     """
-    scene, combinations = _scene(settings), _combinations(settings)
+    scene, combinations = _scene(settings, sessions), _combinations(settings)
     _require_prefill(scene.cluster, combinations)
     _warn(scene)
-    scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps_timeline))
-    runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
-    return scene, combinations, list(runs)
-
-
-def result_of(
-    settings: SimulateSettings, scene: Scene, combinations: Sequence[Combination], runs: Sequence[SimulationRun]
-) -> dict[str, Any]:
-    """The object that `--json` prints."""
-    results = [_result(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
-    common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
-    return (results[0] if len(results) == 1 else {}) | common | {"results": results}
+    return scene, combinations
 
 
 def _warn(scene: Scene) -> None:
@@ -177,7 +177,7 @@ def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
     return simulate(sessions, cluster, scene.model, policies, scene.slo, scene.options)
 
 
-def _scene(settings: SimulateSettings) -> Scene:
+def _scene(settings: SimulateSettings, sessions: Sequence[Session]) -> Scene:
     model = settings.performance_model()
     cluster = _cluster(settings, model)
     prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
@@ -188,8 +188,7 @@ def _scene(settings: SimulateSettings) -> Scene:
     else:
         every = [*prefill, *decode, *mixed]
         model.require(every, every)  # each may get any role
-    sessions = tuple(load_trace(settings.trace, settings.limit))
-    return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
+    return Scene(tuple(sessions), settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
 
 
 def _cluster(settings: SimulateSettings, model: PiecewiseModel) -> Cluster:
@@ -261,9 +260,10 @@ def parse_rates(text: str | None) -> list[float | None]:
     return list(rates)
 
 
-def _result(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
+def result_of(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
     cluster = scene.cluster_of(combination)
     return {
+        "label": combination.label,
         "mode": str(combination.mode),
         "routing": combination.routing,
         "ordering": combination.ordering,
@@ -273,12 +273,21 @@ def _result(scene: Scene, combination: Combination, simulated: SimulationRun) ->
         "cluster": str(cluster),
         "gpus": cluster.gpus,
         **simulated.result(scene.slo, scene.model.profile.kv_bytes_per_token),
+        "workers": _workers(simulated),
+        "series": series_of([each.as_recorded() for each in simulated.rounds], scene.slo),
     }
 
 
-def _table(combinations: Sequence[Combination], whole: dict[str, Any], scene: Scene) -> str:
+def _workers(simulated: SimulationRun) -> list[dict[str, Any]]:
+    """The share of the run in which each worker computed, by kind."""
+    return [
+        {"worker": name, **{kind: seconds / (simulated.duration_s or 1.0) for kind, seconds in busy_s.items()}}
+        for name, busy_s in simulated.busy_s.items()
+    ]
+
+
+def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene, note: str) -> str:
     """One row per combination, times in milliseconds."""
-    names, results, note = [each.label for each in combinations], whole["results"], papers_note(combinations)
     width, slo = max(map(len, names)), scene.slo
     lines = [
         # A degree may be given without its TP (1x8), so the table shows how the flags were read.

@@ -87,10 +87,7 @@ class CoordinatorProcess:
             vocabulary_size=card.vocabulary_size,
             tokenizer=card.tokenizer,
         )
-        coordinator.session_counts.subscribe(window.add_sessions)
-        coordinator.gate.subscribe(window.add_refused)
-        coordinator.unnamed.subscribe(window.add_unnamed)
-        coordinator.sessions.register(runtime)
+        coordinator.counts.on_add = window.add
         self._coordinator = coordinator
         self._frames = FrameServer(coordinator.take)
         self._has_given_up = asyncio.Event()
@@ -170,6 +167,7 @@ class CoordinatorProcess:
     async def _start(self, keys: tuple[bytes, ...]) -> None:
         settings = self._settings
         await self._coordinator.start(keys)
+        self._coordinator.sessions(keys).register(self._runtime)
         self._publisher.start()
         exposition.log_address(self._runtime)
         exposition.answer_liveness(self._runtime)
