@@ -8,7 +8,7 @@ from typing import Any
 from ampd.keys import is_session_key, session_key
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.wire import SESSIONS_ROUTE
-from router.services import Services
+from router.round_run import Services
 
 MOST_LISTED = 1000
 
