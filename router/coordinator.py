@@ -153,10 +153,9 @@ class Coordinator:
         """How many sessions this replica moved because it pays, by reason."""
         return self._services.placer.moves_made
 
-    @property
-    def sessions(self) -> SessionControl:
-        """Lists, shows and ends sessions."""
-        return SessionControl(self._services)
+    def sessions(self, keys: tuple[bytes, ...]) -> SessionControl:
+        """Lists, shows and ends sessions, for whoever knows a secret of the graph."""
+        return SessionControl(self._services, keys)
 
     @property
     def worker_deaths(self) -> int:
