@@ -368,7 +368,7 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
 class CoordinatorView:
     """The state that a coordinator publishes for viewers such as `ampd top`. No policy reads it.
 
-    Other coordinators read only its `context_tokens`, before they register the model anew (`router.other_cards`).
+    Other coordinators read only its `context_tokens`, before they register the model anew (`router.model_card`).
 
     Attributes:
         coordinator_id: the Dynamo instance id, in hexadecimal.

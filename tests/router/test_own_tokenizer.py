@@ -6,7 +6,7 @@ import pytest
 
 from ampd.state import codec
 from ampd.types import Role
-from router.own_tokenizer import OwnTokenizer
+from router.fingerprints import OwnTokenizer
 from router.round_errors import RoundRefusedError
 from tests.router.replica_lab import Replica, cluster, worker
 
