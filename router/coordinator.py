@@ -27,7 +27,7 @@ from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.frames import Frame
 from router.lease_probe import LeaseProbe
-from router.own_tokenizer import OwnTokenizer
+from router.own_graph import OwnGraph
 from router.placement import Placer, SessionCounts, SessionMoves, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
@@ -96,13 +96,14 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.unnamed = UnnamedRounds()
         limits = _session_limits(settings)
+        self._own = OwnGraph(tokenizer)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.view = ClusterView(
             store,
             lease_s=settings.lease_s,
             clock=clock,
             model=policies.model,
-            serves=OwnTokenizer(tokenizer).serves,
+            serves=self._own.serves,
             on_session_end=sessions.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
@@ -176,6 +177,7 @@ class Coordinator:
         Raises:
             StateUnavailableError
         """
+        self._own.sign_with(keys)
         await self.view.start()
         await self._ends.listen(keys)
         self._ends.start()
