@@ -278,6 +278,8 @@ class WorkerView:
             (`ampd.serving.shared_prefixes`).
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
         tokenizer: digest of what its token ids mean (`ampd.model_folder`); "": not known.
+        secrets: marks of the secrets whose signatures it accepts (`ampd.call_signatures`); empty: it takes every call.
+        clock_s: its wall clock when it published; 0: not known.
     """
 
     worker_id: Text
@@ -300,6 +302,8 @@ class WorkerView:
     kv_window: KvWindow = KvWindow()
     shared_prefixes: Mapping[Text, Count] = field(default_factory=dict)
     tokenizer: Text = ""
+    secrets: tuple[Text, ...] = ()
+    clock_s: Seconds = 0.0
 
     @property
     def queued_prefills(self) -> int:
