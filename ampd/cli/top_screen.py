@@ -89,8 +89,10 @@ def page(snapshot: Row, hint: str = "") -> Group:
         _sessions(snapshot, short),
     ]
     parts: list[RenderableType] = [*_head(snapshot, hint)]
-    for table in filter(None, tables):
-        parts += ["", table]
+    for table in tables:
+        if table is not None:
+            parts.append("")
+            parts.append(table)
     return Group(*parts)
 
 
