@@ -36,15 +36,14 @@ class DetailedSettings(SimulateSettings):
 
 
 def detailed_result(argv: Sequence[str]) -> dict[str, Any]:
-    """What `ampd simulate --json` prints of each simulation, and the timelines."""
+    """What `ampd simulate --json` prints, and the timelines."""
     settings = parse_settings(DetailedSettings, argv, "detailed_simulation")
     scene, combinations = case_of(settings, load_trace(settings.trace, settings.limit))
     scene = replace(scene, options=replace(scene.options, keeps_timeline=True))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
-    return {
-        "results": [result_of(scene, *pair) for pair in zip(combinations, runs, strict=True)],
-        "timelines": [[_row(span) for span in run.timeline] for run in runs],
-    }
+    results = [result_of(scene, combination, run) for combination, run in zip(combinations, runs, strict=True)]
+    timelines = [[_row(span) for span in run.timeline] for run in runs]
+    return (results[0] if len(results) == 1 else {}) | {"results": results, "timelines": timelines}
 
 
 def _row(span: Span) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -24,7 +24,7 @@ from ampd.types import Moves, Slo
 from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
 from planner.parallel import in_parallel
 from planner.simulator.options import Cluster, Policies, SimulationOptions
-from planner.simulator.outcome import SimulationRun
+from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
 from workloads.series import series_of
@@ -74,6 +74,11 @@ class SimulateSettings(CaseSettings):
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
+    gpus_per_host: int = Field(
+        0,
+        ge=0,
+        description="GPUs of a host, whose workers load each other's KV in place. 0: all KV goes over the network.",
+    )
     max_wait: float = Field(
         0.0,
         ge=0,
@@ -85,6 +90,7 @@ class SimulateSettings(CaseSettings):
     )
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
+    timeline: Path | None = Field(None, description="Write the activity of every worker as a Chrome trace (Perfetto).")
 
     def options(self) -> SimulationOptions:
         """The simulator's options, which are called like the flags."""
@@ -115,8 +121,9 @@ def run(argv: Sequence[str]) -> int:
         UserError: wrong flags, an unknown name, a trace that cannot be read.
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
-    check_writable(settings.report)
+    check_writable(settings.report, settings.timeline)
     scene, combinations = case_of(settings, load_trace(settings.trace, settings.limit))
+    scene = replace(scene, options=replace(scene.options, keeps_timeline=settings.timeline is not None))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
     results = [result_of(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
     common = {
@@ -133,6 +140,8 @@ def run(argv: Sequence[str]) -> int:
         dumped(whole) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
         flush=True,
     )
+    if settings.timeline:
+        write_timeline(runs[0], settings.timeline)
     if settings.report:
         from planner.reports import write_simulation_report
 

@@ -58,6 +58,8 @@ _TRAJECTORY = [
     {"role": "assistant", "content": "bye"},
 ]
 _TOOLBENCH = {"answer_generation": {"function": [{"name": "look"}], "train_messages": [_TRAJECTORY]}}
+_TRACELAB = {"session_id": "s", "round_index": 0, "input_tokens_total": 100, "prefix_tokens": 0, "output_tokens": 10,
+             "timing_events": [{"event_type": "tool_call", "timestamp": "2026-06-01T00:00:03.000Z"}]}  # fmt: skip
 _TESTER = {"id": "x", "block_size": 10, "requests": [
     {"t": 0.0, "type": "n", "in": 35, "out": 5, "hash_ids": [1, 2, 3], "api_time": 1.0, "think_time": 0.0},
     {"t": 2.0, "type": "subagent",
@@ -65,6 +67,8 @@ _TESTER = {"id": "x", "block_size": 10, "requests": [
 ]}  # fmt: skip
 _AT = "2026-06-09T13:42:47.091Z"
 _TEXTS = {
+    "azure": "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.97996,4808,10\n2023-11-16 18:17:05.9,110,2",
+    "burstgpt": "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n5,GPT-4,472,18,490,API log\n",
     "vllm": "(APIServer pid=7) INFO 11-28 20:00:01 [logger.py:47] Received request chatcmpl-a: prompt: 'x y', params: "
     "SamplingParams(n=1, stop=[]), prompt_token_ids: [1, 2], lora_request: None.\n"
     "INFO 11-28 20:00:03 [logger.py:80] Generated response chatcmpl-a: output: 'z', output_token_ids: [8, 9], x\n",
@@ -78,6 +82,7 @@ _LINES: dict[str, list[Any]] = {
     "agentic-mooncake": [{**_MOON, "request_id": "r1", "prefix_reset": True},
                          {**_MOON, "request_id": "r2", "wait_for": ["r1"], "delay": 100, "tool_wait_ms": 200}],
     "dynamo": [{"event": {"event_type": "request_end", "agent_context": {"session_id": "s"}, "request": _ENDED}}] * 2,
+    "tracelab": [_TRACELAB, {**_TRACELAB, "round_index": 1, "input_tokens_total": 150, "prefix_tokens": 64}],
     "claude-code": [{"type": "user", "sessionId": "s", "uuid": "u", "parentUuid": None, "timestamp": _AT,
                      "message": {"role": "user", "content": [{"type": "text", "text": "x"}]}},
                     {"type": "assistant", "sessionId": "s", "uuid": "v", "parentUuid": "u", "timestamp": _AT,
@@ -92,6 +97,8 @@ _LINES: dict[str, list[Any]] = {
                   "input": _TRAJECTORY, "output": {"content": "x"}}],
     "aiperf": [{"metadata": {"x_correlation_id": "c", "request_start_ns": 1_764_300_000_000_000_000},
                 "metrics": {"input_sequence_length": {"value": 9}, "output_sequence_length": {"value": 2}}}],
+    "bailian": [{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 9, "output_length": 2,
+                 "hash_ids": [1]}],
     "openai-messages": [{"request": {"messages": _TRAJECTORY}, "response": {"choices": [{"message": {}}]}}],
 }  # fmt: skip
 _WHOLE: dict[str, Any] = {

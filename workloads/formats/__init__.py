@@ -26,11 +26,13 @@ class Format:
     Attributes:
         summary: what writes it.
         signs: alternatives between bars, as `loader.has` reads them. The first format of the table that has one counts.
+        one_file: each file has times or names of its own, so a folder may hold one.
     """
 
     summary: str
     signs: str
     read: Reader
+    one_file: bool = False
 
     @property
     def alternatives(self) -> list[str]:
@@ -64,6 +66,24 @@ FORMATS: dict[str, Format] = {
         "spend logs or callback payloads of LiteLLM",
         "call_type, startTime | spend, startTime, prompt_tokens",
         telemetry.read_litellm,
+    ),
+    "azure": Format(
+        "Azure LLM traces (single requests)",
+        "ContextTokens, GeneratedTokens",
+        requests.read_azure,
+        one_file=True,
+    ),
+    "burstgpt": Format(
+        "BurstGPT",
+        "Request tokens, Response tokens",
+        requests.read_burstgpt,
+        one_file=True,
+    ),
+    "bailian": Format(
+        "Bailian chains of requests",
+        "chat_id, parent_chat_id",
+        requests.read_bailian,
+        one_file=True,
     ),
     "swe-agent": Format(
         "SWE-agent's .traj and mini-swe-agent's trajectories",
@@ -110,6 +130,12 @@ FORMATS: dict[str, Format] = {
         "traces of kv-cache-tester",
         "requests/in | requests/requests/in | block_size, requests",
         agents.read_kv_cache_tester,
+    ),
+    "tracelab": Format(
+        "TraceLab's round_trace.jsonl",
+        "input_tokens_total, round_index",
+        agents.read_tracelab,
+        one_file=True,
     ),
     "tau-bench": Format(
         "tau-bench trajectories",
@@ -242,6 +268,9 @@ def _rows(name: str, path: Path, files: list[Path], options: LoadOptions, last: 
             options.note(f"{why_not}, left out")
         else:
             raise UserError(why_not)
+    if FORMATS[name].one_file and len(taken) > 1:
+        names = ", ".join(str(file.relative_to(path)) for file in taken[:5])
+        raise UserError(f"{path}: holds {len(taken)} traces; convert one at a time: {names}")
     for file in taken:
         for row in rows_of(file, path):
             last[0] = row.where

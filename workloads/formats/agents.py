@@ -1,4 +1,4 @@
-"""Formats of recorded agents: Claude Code, Codex, SWE-agent, OpenHands, kv-cache-tester."""
+"""Formats of recorded agents: Claude Code, Codex, SWE-agent, OpenHands, TraceLab, kv-cache-tester."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ampd.errors import UserError
 from workloads.formats.chat import (
     Turns,
     Usage,
@@ -20,6 +21,7 @@ from workloads.formats.chat import (
     with_answer,
 )
 from workloads.formats.loader import (
+    Row,
     Rows,
     as_list,
     as_object,
@@ -228,6 +230,51 @@ def _event_answer(event: dict[str, Any], response: dict[str, Any]) -> dict[str, 
         "content": [part for item in content if item for part in (item if isinstance(item, list) else [item])],
         "tool_calls": calls,
     }
+
+
+# -- TraceLab: coding-agent rounds with token counts and the wall time of every tool
+
+_INPUT_EVENTS = ("user_message", "tool_result")
+
+
+def read_tracelab(rows: Rows) -> Iterator[Request]:
+    """`prefix_tokens` is what the provider's cache had; the gap without times is the longest tool before."""
+    previous: Row | None = None
+    for row in sorted(rows, key=lambda row: (str(row.data.get("session_id")), _required(row, "round_index"))):
+        data, where = row.data, row.where
+        same = previous is not None and previous.data.get("session_id") == data.get("session_id")
+        start_s, before_s = _last_event_s(row, inputs=True), _last_event_s(previous, inputs=False) if previous else None
+        gap_s = None
+        if previous and same and (start_s is None or before_s is None):
+            tools = previous.data.get("tools") or []
+            walls_s = (seconds_of(tool, "tool_wall_latency_ms", where=previous.where, unit_s=1e-3) for tool in tools)
+            gap_s = max((wall_s for wall_s in walls_s if wall_s is not None), default=0.0)
+        yield Request(
+            where,
+            session=str(data.get("session_id")),
+            start_s=start_s,
+            end_s=_last_event_s(row, inputs=False),
+            gap_s=gap_s,
+            prompt_tokens=_required(row, "input_tokens_total"),
+            output_tokens=_required(row, "output_tokens"),
+            cached_tokens=count_of(data, "prefix_tokens", where=where),
+        )
+        previous = row
+
+
+def _required(row: Row, key: str) -> int:
+    value = count_of(row.data, key, where=row.where)
+    if value is None:
+        raise UserError(f"{row.where}: there is no {key}")
+    return value
+
+
+def _last_event_s(row: Row, *, inputs: bool) -> float | None:
+    events = [
+        event for event in row.data.get("timing_events") or [] if (event.get("event_type") in _INPUT_EVENTS) is inputs
+    ]
+    times_s = (time_s(event, "timestamp", where=row.where) for event in events)
+    return max((at_s for at_s in times_s if at_s is not None), default=None)
 
 
 # -- kv-cache-tester: anonymised coding-agent sessions with token counts, block hashes, think and API times

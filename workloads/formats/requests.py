@@ -1,4 +1,4 @@
-"""Formats that record the token counts of requests: Mooncake, Dynamo, AIPerf, server logs."""
+"""Formats that record the token counts of requests: Azure, BurstGPT, Mooncake, Bailian, Dynamo, AIPerf, server logs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from workloads.formats.loader import (
     Rows,
     as_object,
     count_of,
+    file_stem,
     first_of,
     number_of,
     parsed,
@@ -27,6 +28,34 @@ from workloads.formats.loader import (
 from workloads.formats.rounds import Request, common_prefix
 
 _MS = 1e-3
+
+# -- Azure and BurstGPT: tables of requests with real arrivals
+
+
+def read_azure(rows: Rows) -> Iterator[Request]:
+    """`TIMESTAMP,ContextTokens,GeneratedTokens`: every row is a session of one round."""
+    return _table(rows, ("TIMESTAMP",), "ContextTokens", "GeneratedTokens")
+
+
+def read_burstgpt(rows: Rows) -> Iterator[Request]:
+    """`Timestamp` in seconds; newer files have a `Session ID`, and how long a request took as `Elapsed time`."""
+    return _table(rows, ("Timestamp",), "Request tokens", "Response tokens")
+
+
+def _table(rows: Rows, times: tuple[str, ...], prompt: str, output: str) -> Iterator[Request]:
+    for row in rows:
+        data, where = row.data, row.where
+        start_s = time_s(data, *times, where=where)
+        took_s = seconds_of(data, "Elapsed time", where=where)
+        yield Request(
+            where,
+            session=text_of(data, "Session ID") or f"{file_stem(row.name)}-{where.rpartition(':')[2].strip()}",
+            start_s=start_s,
+            end_s=None if start_s is None or took_s is None else start_s + took_s,
+            prompt_tokens=count_of(data, prompt, where=where) or 0,
+            output_tokens=count_of(data, output, where=where) or 0,
+        )
+
 
 # -- Mooncake traces, also with sessions and dependencies as Dynamo's replay and AIPerf read them
 
@@ -162,6 +191,30 @@ def _block_tokens(rows: Sequence[Row], note: Callable[[str], None]) -> int:
     if best != _BLOCK_TOKENS:
         note(f"the blocks of hash_ids have {best} tokens, by the lengths of the prompts")
     return best
+
+
+# -- Bailian: requests of chats that name their parent; a second answer to the same chat is a branch of its own
+
+
+_BAILIAN_BLOCK_TOKENS = 16
+
+
+def read_bailian(rows: Rows) -> Iterator[Request]:
+    """`{chat_id, parent_chat_id, timestamp (s), input_length, output_length, type, turn, hash_ids}`, blocks of 16."""
+    sessions: dict[str, str] = {}
+    for row in _in_time_order(rows):
+        data, where = row.data, row.where
+        chat = str(data.get("chat_id"))
+        sessions[chat] = sessions.pop(str(data.get("parent_chat_id")), chat)
+        yield Request(
+            where,
+            session=sessions[chat],
+            start_s=seconds_of(data, "timestamp", where=where),
+            prompt_tokens=count_of(data, *_LENGTHS, where=where) or 0,
+            output_tokens=count_of(data, *_OUTPUTS, where=where) or 0,
+            hashes=_hashes(row),
+            block_tokens=_BAILIAN_BLOCK_TOKENS,
+        )
 
 
 # -- Dynamo's own request traces (`DYN_REQUEST_TRACE=1`, schema dynamo.request.trace.v1)

@@ -13,6 +13,50 @@ from workloads.formats import detect
 from .lab import NOTES, jsonl, load, say, shape
 
 
+def test_burstgpt(tmp_path: Path) -> None:
+    """Files 1 and 2 have six columns, file 3 also sessions and how long a request took."""
+    path = tmp_path / "b.csv"
+    path.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,230,1317,API log\n118,GPT-4,417,0,417,API log\n"
+    )
+    assert detect(path)[0] == "burstgpt"
+    assert [(each.arrival_s, shape(each)[0][:2]) for each in load("burstgpt", path)] == [
+        (0, (472, 18)),
+        (40, (1087, 230)),
+    ]
+    assert "1 requests without tokens" in NOTES[0]
+    path.write_text(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "19440110.0,17-a,43,GPT-4,906,446,1352,API log\n19440192.0,17-a,8,GPT-4,1400,20,1420,API log\n"
+    )
+    (session,) = load("burstgpt", path)
+    assert (session.session_id, shape(session)) == ("17-a", [(906, 446, 0.0, None), (48, 20, 39.0, None)])
+
+
+def _chat(chat: int, parent: int, at: float, prompt: int, hashes: list[int]) -> dict[str, Any]:
+    chain = {"chat_id": chat, "parent_chat_id": parent, "type": "text", "turn": 1}
+    return {**chain, "timestamp": at, "input_length": prompt, "output_length": 10, "hash_ids": hashes}
+
+
+def test_bailian(tmp_path: Path) -> None:
+    """Blocks of 16 tokens, seconds; two chats with the same parent are branches."""
+    rows = [
+        _chat(1, -1, 1.5, 40, [1, 2, 3]),
+        _chat(2, 1, 4.0, 70, [1, 2, 4, 5, 6]),
+        _chat(3, 1, 5.0, 60, [1, 2, 8, 9]),
+        _chat(4, 2, 9.0, 100, [1, 2, 4, 5, 10, 11, 12]),
+    ]
+    path = jsonl(tmp_path / "qwen.jsonl", *rows)
+    assert detect(path)[0] == "bailian"
+    chain, branch = load("bailian", path)
+    assert shape(chain) == [(40, 10, 0.0, None), (20, 10, 2.5, None), (20, 10, 5.0, None)]
+    assert (branch.arrival_s, shape(branch)) == (3.5, [(60, 10, 0.0, None)])
+    assert chain.shared_prefix == branch.shared_prefix
+    assert chain.shared_prefix is not None
+    assert chain.shared_prefix.tokens == 32
+
+
 def _record(turn: int, start_s: float, took_s: float, prompt: int, out: int, **more: Any) -> dict[str, Any]:
     start_ns = 1_764_300_000_000_000_000 + int(start_s * 1e9)
     names = {
