@@ -74,6 +74,11 @@ class SimulateSettings(CaseSettings):
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
+    gpus_per_host: int = Field(
+        0,
+        ge=0,
+        description="GPUs of a host, whose workers load each other's KV in place. 0: all KV goes over the network.",
+    )
     max_wait: float = Field(
         0.0,
         ge=0,

@@ -174,13 +174,20 @@ class SglangEngine:
         try:
             from workers.kv.engine_store import EngineStore
             from workers.kv.nixl_transport import NixlTransport
+            from workers.kv.shared import this_host
         except ImportError as error:
             raise EngineError(
                 f"{error}: the engine needs its extra: uv pip install --editable '.[sglang]' in AMPD's repository"
             ) from None
         surplus = self._next_rounds.surplus if self._next_rounds else None
         has_checksums = self._settings.kv_checksums != "off"
-        store = EngineStore(create_store(self._settings), self._settings.tp, surplus, has_checksums=has_checksums)
+        store = EngineStore(
+            create_store(self._settings),
+            self._settings.tp,
+            surplus,
+            has_checksums=has_checksums,
+            host="" if self._make_transport else this_host(),
+        )
         store.on_passes = self._passes_begun
         if self._model is not None:
             store.on_factors = self._model.adopt
@@ -293,7 +300,7 @@ class SglangEngine:
         # pool has room for an answer and a page more. A prompt in between waits for ever, and all others behind it.
         longest = min(int(limits["max_req_input_len"]), capacity - 2 * geometry.page_size)
         return EngineInfo(
-            parallelism=Parallelism(tp=self._settings.tp),
+            parallelism=Parallelism(tp=self._settings.tp, host=self.kv.store.host),
             kv_capacity_tokens=capacity,
             max_context_tokens=longest,
             store_capacity_tokens=self.kv.store.capacity_tokens,
