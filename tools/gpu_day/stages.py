@@ -29,6 +29,7 @@ from workers.kv.shared import NEIGHBOUR_BYTES, KvGeometry, StoreMemory
 
 PAGE, LAYERS, HEADS, DIM = 16, 8, 8, 128
 _PATIENCE_S = 20.0
+GPU_TESTS = ("tests/workers/kv/ranks/test_on_gpu.py", "tests/workers/kv/ranks/test_copies.py")
 ROOT = Path(__file__).parents[2]
 
 Row = dict[str, Any]
@@ -145,7 +146,9 @@ def fence(device: str) -> Iterator[Row]:
 
 def tests(device: str) -> Iterator[Row]:
     """The tests that need a GPU."""
-    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/workers/kv/ranks", "-p", "no:cacheprovider"]
+    argv = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "--import-mode=importlib"]
+    # The common settings of the tests, and their conftest, need packages of graphs, which do not travel.
+    argv += ["--noconftest", "-o", "addopts=", "-o", "filterwarnings=", *GPU_TESTS]
     if device == "cpu":
         argv.append("--collect-only")
     said = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
