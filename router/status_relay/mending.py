@@ -22,6 +22,9 @@ _Object: TypeAlias = dict[str, Any]
 
 _UNSUPPORTED = re.compile(r"Unsupported parameter\(s\): (.*)")
 
+_REFUSED_BY_THE_TEMPLATE = "Invalid request"
+"""The frontend's whole reason."""
+
 _RENAMED = {"regex": "guided_regex", "json_schema": "guided_json", "ebnf": "guided_grammar"}
 """Names of SGLang -> those of Dynamo."""
 
@@ -79,6 +82,8 @@ def mended_request(path: str, body: bytes, reason: str) -> bytes | None:
     text = json.dumps(request, ensure_ascii=False)
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # without halves of characters
     is_same = is_clean and whole == json.dumps(original, ensure_ascii=False)
+    if is_same and reason == _REFUSED_BY_THE_TEMPLATE:
+        raise CannotMendError("the model's chat template does not take messages of these roles in this order")
     return None if is_same else whole.encode()
 
 

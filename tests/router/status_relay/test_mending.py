@@ -172,6 +172,11 @@ def test_what_cannot_be_read_is_named(path: str, body: dict[str, Any], place: st
     assert str(caught.value).startswith(f"{place}: ")
 
 
+def test_a_refusal_by_the_chat_template_has_a_reason() -> None:
+    with pytest.raises(CannotMendError, match="chat template"):
+        mended_request(CHATS, json.dumps({"messages": [USER]}).encode(), "Invalid request")
+
+
 def test_the_picture_that_a_model_of_text_cannot_see_is_named() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
     body = {"messages": [USER, {"role": "user", "content": [TEXT, picture]}]}
