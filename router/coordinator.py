@@ -26,8 +26,8 @@ from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.decision_record import Observer
-from router.fingerprints import OwnTokenizer
 from router.frames import Frame
+from router.own_graph import OwnGraph
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
@@ -97,13 +97,14 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.counts = Counts()
         limits = _session_limits(settings)
+        self._own = OwnGraph(tokenizer)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.view = ClusterView(
             store,
             lease_s=settings.lease_s,
             clock=clock,
             model=policies.model,
-            serves=OwnTokenizer(tokenizer).serves,
+            serves=self._own.serves,
             on_session_end=sessions.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
@@ -177,6 +178,7 @@ class Coordinator:
         Raises:
             StateUnavailableError
         """
+        self._own.sign_with(keys)
         await self.view.start()
         await self._ends.listen(keys)
         self._ends.start()

@@ -68,7 +68,7 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
             name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
         }
         worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
-        parts = WorkerParts(worker_id, settings, engine, store, model, ordering)
+        parts = WorkerParts(worker_id, settings, engine, store, model, ordering, keys=keys)
         signer = Signer(keys, f"{COMPONENT}-{worker_id}")
         kv, prefills = await endpoints[KV_ENDPOINT].client(), await endpoints[PREFILL_ENDPOINT].client()
         peers = DynamoPeers(kv, prefills, worker_id, signer)

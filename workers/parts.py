@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ampd.call_signatures import secret_mark
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.base import OrderingPolicy
 from ampd.serving.admission import patience_s
@@ -30,6 +31,7 @@ class WorkerParts:
 
     Args:
         engine: started.
+        keys: the secrets of the graph.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class WorkerParts:
         model: CorrectedModel,
         ordering: OrderingPolicy,
         clock: Callable[[], float] = time.monotonic,
+        keys: tuple[bytes, ...] = (),
     ) -> None:
         self.settings = settings
         self.engine = engine
@@ -60,7 +63,7 @@ class WorkerParts:
         self.sessions = SessionReleaser(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
         windows = WorkerWindows(SlidingWindow(), SlidingWindow(), KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(
-            worker_id, self.role, engine, model, self.queue, windows, clock
+            worker_id, self.role, engine, model, self.queue, windows, clock, tuple(map(secret_mark, keys))
         )
         self.publisher = Publisher(
             store,
