@@ -10,10 +10,11 @@ from uuid import uuid4
 
 from ampd.errors import UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send
+from ampd.keys import TOKEN_BYTES
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
-from ampd.round_end import LINK
+from ampd.round_end import LINK, Begun
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
@@ -23,12 +24,13 @@ from ampd.wire import KvReply, KvRequest, error_text, parse_error
 from router.admission import AdmissionGate
 from router.calls import worker_error
 from router.own_graph import OwnGraph
-from router.placement import Placer, SessionMoves, log_left_out
+from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_run import RoundRun, pipe
-from router.services import RoundOptions, Services
+from router.round_window import Counts
+from router.services import Services
 from router.session_memory import SessionMemory
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess
@@ -125,7 +127,7 @@ class Workers:
         with suppress(StateUnavailableError):
             await self.store.finish_tasks(worker_id, [request["task"]["task_id"]])
         count: int = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
-        context_tokens = len(request["token_ids"])
+        context_tokens = len(request["prompt"]) // TOKEN_BYTES
         if fails_after == HANGS:
             await asyncio.get_running_loop().create_future()
         # Without output there is still a last chunk.
@@ -169,7 +171,7 @@ class Answering:
                 call.own = await self._workers.generate(worker_id, request, context)
             except Exception as error:
                 raise worker_error(worker_id, error) from None
-        return HandlerStream(partial(call.serve, request))
+        return HandlerStream(partial(call.serve, request), context=context)
 
 
 class AnsweredCall:
@@ -225,8 +227,8 @@ class AnsweredCall:
         except RuntimeError as error:
             raise engine_error(str(error)) from None
 
-    def begins(self, _address: str, _request_id: str) -> None:
-        """The coordinator knows of it."""
+    def begins(self, address: str, request_id: str) -> None:
+        self.tell(address, Begun(request_id))
 
     def tell(self, _address: str, told: Any) -> None:
         if not self._has_died:
@@ -334,7 +336,8 @@ class Replica:
         self.in_progress = 1
         model = load_performance_model("tiny-cpu")
         admission = Admission(max_wait, max_rounds, model, SLO, random.Random(1))
-        self.gate = AdmissionGate(admission, self.view, lambda: self.in_progress)
+        self.counts = Counts()
+        self.gate = AdmissionGate(admission, self.view, lambda: self.in_progress, self.counts)
         policies = PlacementPolicies(
             Failing() if failing == "binding" else registry.create("binding", "least-kv"),
             Failing() if failing == "routing" else registry.create("routing", routing),
@@ -354,15 +357,19 @@ class Replica:
                 suspect_s=60.0,
                 gate=self.gate,
                 spawn=self._spawn,
-                moves=SessionMoves(self.view, moves),
+                counts=self.counts,
+                moves=moves,
+                rebound=sessions.rebound,
             ),
             access=access,
             sessions=sessions,
-            options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
+            policy=routing,
+            retries=retries,
+            page_size_tokens=16,
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
             deaths=WorkerDeaths(self.store),
-            ends=RoundEnds(access.lost, access.take_report),
+            ends=RoundEnds(access.lost),
             refused=lambda *refusal: self.refusals.append(refusal),
         )
 

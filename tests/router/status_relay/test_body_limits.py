@@ -26,7 +26,7 @@ SOON_S = 30.0
 LONG = 32 << 20
 """Bytes that fit into no buffer on the way."""
 
-MESSAGE = b"POST /v1/messages HTTP/1.1\r\nHost: a\r\n"
+MESSAGE = b"POST /v1/embeddings HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = MESSAGE + b'Transfer-Encoding: chunked\r\n\r\n5\r\n{"a":'
 
 
@@ -87,9 +87,19 @@ async def test_a_body_that_does_not_end_is_given_up(
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408 ")
         error = json.loads(await reader.readuntil(b"}}"))
-        assert error["type"] == "error", "in the form of the path's API"
         assert "KiB/s" in error["error"]["message"]
         await frontend.left.wait()
+        writer.close()
+
+
+async def test_a_body_that_is_read_before_it_is_sent_on_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guards, "WINDOW_S", 0.2)
+    async with relayed() as (frontend, url), asyncio.timeout(SOON_S):
+        reader, writer = await connected(url)
+        writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n{")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 408 ")
+        assert json.loads(await reader.readuntil(b"}}"))["type"] == "error", "in the form of the path's API"
+        assert not frontend.has_begun.is_set()
         writer.close()
 
 
