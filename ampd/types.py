@@ -84,6 +84,9 @@ class Slo:
         return itl_s is None or itl_s <= self.itl_s
 
 
+MAX_WAIT = 4.0
+"""Longest predicted wait of a round, in TTFT targets, where no other is set (`ampd.serving.admission`)."""
+
 ATTAINMENT = 0.9
 """Attainment of the targets: the share of rounds within both that counts as carrying a load. Goodput asks for it."""
 
@@ -372,7 +375,7 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
 class CoordinatorView:
     """The state that a coordinator publishes for viewers such as `ampd top`. No policy reads it.
 
-    Other coordinators read only its `context_tokens`, before they register the model anew (`router.other_cards`).
+    Other coordinators read only its `context_tokens`, before they register the model anew (`router.model_card`).
 
     Attributes:
         coordinator_id: the Dynamo instance id, in hexadecimal.

@@ -27,7 +27,6 @@ from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.decision_record import Observer
 from router.frames import Frame
-from router.lease_probe import LeaseProbe
 from router.own_graph import OwnGraph
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
@@ -36,14 +35,13 @@ from router.request import RoundRequest, parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
-from router.round_run import RoundRun, pipe
+from router.round_run import RoundRun, Services, pipe
 from router.round_window import Counts
-from router.services import Services
 from router.session_control import SessionControl
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
-from router.worker_access import WorkerAccess
+from router.worker_access import LeaseProbe, WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
 log = logging.getLogger(__name__)

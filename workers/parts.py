@@ -18,8 +18,7 @@ from workers.pending_changes import PendingChanges
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.role import WorkerRole
-from workers.round_events import RoundEvents
-from workers.round_log import StepLog
+from workers.round_log import RoundEvents
 from workers.round_service import KvReads, RoundService
 from workers.session_releaser import SessionReleaser
 from workers.settings import WorkerSettings
@@ -75,8 +74,8 @@ class WorkerParts:
             on_role=self.role.adopt,
             on_return=self._release_ended,
         )
-        steps = StepLog(worker_id, RoundLog(settings.log_rounds))
-        events = RoundEvents(steps, self.recorder, windows, self.changes, clock)
+        log_rounds = RoundLog(settings.log_rounds)
+        events = RoundEvents(worker_id, log_rounds, self.recorder, windows, self.changes, clock)
         reads = KvReads(engine, model, settings.kv_timeout_s)
         self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, reads, clock)
 

@@ -28,9 +28,8 @@ from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
-from router.round_run import RoundRun, pipe
+from router.round_run import RoundRun, Services, pipe
 from router.round_window import Counts
-from router.services import Services
 from router.session_memory import SessionMemory
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess
