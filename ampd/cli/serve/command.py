@@ -35,7 +35,7 @@ from ampd.cli.serve.processes import GraphWatch, LivenessProbe, Supervisor, firs
 from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
-from ampd.settings import PREFIX, parse_settings
+from ampd.settings import PREFIX
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
 from ampd.state.redis_store import StateStore, open_store
@@ -137,7 +137,7 @@ _STORE_SIZE = f"{PREFIX}KV_STORE_GIB"
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
-    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    settings = checks.read_settings(argv)
     checks.check_policies(settings)
     checks.check_workers(settings)
     checks.check_secret(settings)
