@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from math import log as logarithm
+from typing import Any, cast
 
 from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discovery
 from dynamo.llm import HttpError
-from dynamo.runtime import Context, DistributedRuntime, Endpoint
+from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
 
 from ampd import compiled
 from ampd.background_tasks import SupervisedTask
-from ampd.call_signatures import Signer, Verifier, read_secrets
+from ampd.call_signatures import Signer, Verifier, call_worker, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
-from ampd.errors import RunError, UserError
+from ampd.errors import RunError, UserError, one_line_of
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks, send_all
 from ampd.perf.corrections import CorrectedModel
+from ampd.policies.estimates import queued_s
 from ampd.policies.registry import create_named
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import StateUnavailableError
 from ampd.telemetry import tracing
-from ampd.telemetry.metrics import exposition
-from ampd.telemetry.metrics.exposition import ProcessCollector, expose
+from ampd.telemetry.metrics import exposition, names
+from ampd.telemetry.metrics.exposition import ProcessCollector, Reading, expose
 from ampd.telemetry.metrics.names import Process
-from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
+from ampd.types import MOST_FACTOR, Role, WorkerView
+from ampd.wire import (
+    COMPONENT,
+    GENERATE_ENDPOINT,
+    KV_ENDPOINT,
+    PREFILL_ENDPOINT,
+    KvReply,
+    KvRequest,
+    PrefillRequest,
+    error_text,
+    fields_of,
+)
 from workers.call_guard import CallGuard, CallRefusedError
 from workers.client_rounds import ClientRounds
 from workers.client_stream import grouped
@@ -36,13 +52,220 @@ from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
 from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
-from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.round_ends import RoundEnds
 from workers.settings import PROG, WorkerSettings
-from workers.watchdog import Watchdog
-from workers.worker_metrics import WorkerReader
-from workers.wrong_times import warn_of_wrong_times
+
+# -- The metrics of a worker that are read from its parts at each scrape; `worker_recorder` counts the others.
+
+
+class WorkerReader:
+    """Reads the metrics that mirror the state of a worker's parts."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+
+    def __call__(self) -> Iterator[Reading]:
+        """All readings; on the worker's event loop."""
+        parts = self._parts
+        view, settings = parts.read_view(), parts.settings
+        info = (settings.engine, str(view.parallelism.tp), settings.ordering, settings.slicing)
+        yield Reading(names.WORKER_INFO, 1, info)
+        for role in Role:
+            yield Reading(names.WORKER_ROLE, view.role is role, (role,))
+            yield Reading(names.ROLE_CHANGES, parts.role.changes[role], (role,))
+        yield Reading(names.WORKER_ROUNDS, parts.rounds.running)
+        yield Reading(names.DECODE_BATCH, view.decode_batch)
+        yield Reading(names.DECODE_CONTEXT, view.decode_context_tokens)
+        for kind, factor in fields_of(view.parallelism.factors).items():
+            yield Reading(names.TIME_FACTOR, factor, (kind,))
+        yield from self._queued(view)
+        yield from self._memory(view)
+        yield from parts.store.readings(is_available=parts.publisher.available)
+
+    def _queued(self, view: WorkerView) -> Iterator[Reading]:
+        yield Reading(names.QUEUE_TASKS, view.queued_prefills)
+        yield Reading(names.POSTPONEMENTS, self._parts.queue.postponements)
+        for reason in names.DROPS:
+            yield Reading(names.PREFILLS_DROPPED, self._parts.queue.dropped[reason], (reason,))
+        try:
+            yield Reading(names.QUEUE_WAIT, queued_s(view, self._parts.model))
+        except UserError:
+            return  # a parallelism that the performance model lacks
+
+    def _memory(self, view: WorkerView) -> Iterator[Reading]:
+        parts = self._parts
+        store = parts.engine.kv.figures
+        yield Reading(names.KV_PINNED, view.store_used_tokens)
+        yield Reading(names.KV_USED, view.kv_used_tokens)
+        yield Reading(names.KV_CAPACITY, view.kv_capacity_tokens)
+        yield Reading(names.STORE_USED_BYTES, store.used_bytes)
+        yield Reading(names.STORE_CAPACITY_BYTES, store.capacity_bytes)
+        yield Reading(names.STORE_USED, store.used_tokens)
+        yield Reading(names.STORE_CAPACITY, view.store_capacity_tokens)
+        for cause in names.EVICTION_CAUSES:
+            yield Reading(names.STORE_EVICTED, store.evicted_tokens.get(cause, 0), (cause,))
+        yield Reading(names.SESSIONS_HELD, len(parts.changes.held_tokens))
+        yield Reading(names.SESSIONS_LOST, parts.sessions.evicted, (names.EVICTED,))
+        yield Reading(names.SESSIONS_LOST, parts.sessions.expired, (names.IDLE,))
+
+
+# -- Calls to other workers, through Dynamo: about KV, and for prefills.
+
+_ANSWERS_S = 2.0
+"""A worker that does not answer a call about KV within this time counts as lost."""
+
+
+class DynamoPeers:
+    """The other workers of the graph.
+
+    Args:
+        client: a client of the workers' KV endpoint; `prefills`: of their prefill endpoint.
+        worker_id: of this worker, for the logs of the other workers.
+        signer: of the calls.
+    """
+
+    def __init__(self, client: Client, prefills: Client, worker_id: str, signer: Signer) -> None:
+        self._client = client
+        self._prefills = prefills
+        self._worker_id = worker_id
+        self._signer = signer
+
+    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        """One call; raises `TimeoutError` or `ConnectionError`."""
+        context = tracing.context_for_call(self._worker_id) or Context()
+        request = {**request, "reader": self._worker_id}
+        try:
+            async with asyncio.timeout(timeout_s):
+                replies = await call_worker(self._client, self._signer, KV_ENDPOINT, worker_id, request, context)
+                async for reply in replies:
+                    if isinstance(reply, dict):
+                        return cast(KvReply, reply)
+                    raise ConnectionError(f"its answer is no map but {type(reply).__name__}")
+        except TimeoutError:
+            context.stop_generating()
+            raise TimeoutError(f"worker {worker_id} did not answer within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            context.stop_generating()
+            raise
+        except Exception as error:
+            raise ConnectionError(f"worker {worker_id} cannot be reached: {one_line_of(error)[:200]}") from None
+        raise ConnectionError(f"worker {worker_id} gave no answer")
+
+    async def lives(self, worker_id: str) -> bool:
+        """Whether a worker answers."""
+        try:
+            await self.call(worker_id, {"op": "match", "keys": []}, _ANSWERS_S)
+        except (TimeoutError, ConnectionError):
+            return False
+        return True
+
+    async def prefill(self, worker_id: str, request: PrefillRequest, context: Any) -> AsyncIterator[Chunk]:
+        """Ask for the first token of a round."""
+        return await call_worker(self._prefills, self._signer, PREFILL_ENDPOINT, worker_id, request, context)
+
+
+# -- One warning when an engine has long taken twice as long as its performance model says, or half as long.
+
+log = logging.getLogger(__name__)
+
+_KINDS = {"prefill": "prefills", "step": "decode steps", "mixed": "mixed passes", "read": "reads of KV"}
+"""Those that `ampd profile` measures."""
+
+_FACTOR = 2.0
+_CHECK_S = 5.0
+_CHECKS = 12
+"""In a row. Together they last a minute."""
+
+
+async def warn_of_wrong_times(
+    times: CorrectedModel, settings: WorkerSettings, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Return after the warning."""
+    checks = Counter[str]()
+    while True:
+        await sleep(_CHECK_S)
+        factors = fields_of(times.parallelism.factors)
+        for kind in _KINDS:
+            checks[kind] = checks[kind] + 1 if abs(logarithm(factors[kind])) >= logarithm(_FACTOR) else 0
+        if max(checks.values()) >= _CHECKS:
+            wrong = [f"{text} {factors[kind]:.2g} times" for kind, text in _KINDS.items() if checks[kind] >= _CHECKS]
+            log.warning(
+                "for a minute %s have taken as long as --perf %s says; predictions are corrected, by a factor of %g at "
+                "most. Measure the engine: ampd profile --engine %s --model %s --tp %d --output FILE, and serve with "
+                "--perf FILE",
+                " and ".join(wrong),
+                settings.perf,
+                MOST_FACTOR,
+                settings.engine,
+                settings.model,
+                settings.tp,
+            )
+            return
+
+
+# -- Ends a worker that hangs, because frontends do not leave a stream that is silent, but one that is broken.
+
+log = logging.getLogger(__name__)
+
+LEAST_S = 10.0
+"""A publication to a shared state that hangs takes less: it is given up, and counts as a sign of life."""
+_TICKS = 8
+_LOG_S = 1.0
+_FAILED = 1
+
+
+class Watchdog:
+    """A thread that ends the process when the event loop, or the renewal of the lease, stands still for two leases.
+
+    By then coordinators have counted the worker as lost for a lease. Time passes in ticks of the thread: when the
+    machine is busy, sleeps or collects garbage, the thread stands still too, and one late tick is one tick.
+
+    Args:
+        renewals: how often the lease was renewed, or could not be because of the shared state; None: it is not to be.
+    """
+
+    def __init__(self, lease_s: float, renewals: Callable[[], int | None]) -> None:
+        self._limit_s = max(LEAST_S, 2 * lease_s)
+        self._renewals = renewals
+        self._renewed: int | None = None
+        self._loop_ticks = self._lease_ticks = 0
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Watch the running event loop."""
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run, args=(loop,), name="watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """The process ends, or need not be watched any more."""
+        self._stopped.set()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._stopped.wait(self._limit_s / _TICKS):
+            if max(self._loop_ticks, self._lease_ticks) >= _TICKS:
+                self._end("the event loop" if self._loop_ticks >= _TICKS else "the renewal of the lease")
+            self._loop_ticks += 1
+            self._lease_ticks += 1
+            if loop.is_closed():
+                return
+            loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        """On the event loop."""
+        self._loop_ticks = 0
+        renewed = self._renewals()
+        if renewed is None or renewed != self._renewed:
+            self._lease_ticks, self._renewed = 0, renewed
+
+    def _end(self, what: str) -> None:
+        # What hangs may hold the lock of the log.
+        end = threading.Timer(_LOG_S, os._exit, (_FAILED,))
+        end.daemon = True
+        end.start()
+        log.error("%s stood still for %g s: this worker ends, so that its rounds go on elsewhere", what, self._limit_s)
+        os._exit(_FAILED)
+
 
 log = logging.getLogger(__name__)
 
