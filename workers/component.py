@@ -12,17 +12,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import log as logarithm
-from typing import Any, cast
+from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discovery
 from dynamo.llm import HttpError
-from dynamo.runtime import Client, Context, DistributedRuntime, Endpoint
+from dynamo.runtime import Context, DistributedRuntime, Endpoint
 
 from ampd import compiled
 from ampd.background_tasks import SupervisedTask
-from ampd.call_signatures import Signer, Verifier, call_worker, read_secrets
+from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
-from ampd.errors import RunError, UserError, one_line_of
+from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks, send_all
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.estimates import queued_s
@@ -34,17 +34,7 @@ from ampd.telemetry.metrics import exposition, names
 from ampd.telemetry.metrics.exposition import ProcessCollector, Reading, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.types import MOST_FACTOR, Role, WorkerView
-from ampd.wire import (
-    COMPONENT,
-    GENERATE_ENDPOINT,
-    KV_ENDPOINT,
-    PREFILL_ENDPOINT,
-    KvReply,
-    KvRequest,
-    PrefillRequest,
-    error_text,
-    fields_of,
-)
+from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text, fields_of
 from workers.call_guard import CallGuard, CallRefusedError
 from workers.client_rounds import ClientRounds
 from workers.client_stream import grouped
@@ -52,6 +42,7 @@ from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
 from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
+from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.round_ends import RoundEnds
 from workers.settings import PROG, WorkerSettings
@@ -110,61 +101,6 @@ class WorkerReader:
         yield Reading(names.SESSIONS_LOST, parts.sessions.expired, (names.IDLE,))
 
 
-# -- Calls to other workers, through Dynamo: about KV, and for prefills.
-
-_ANSWERS_S = 2.0
-"""A worker that does not answer a call about KV within this time counts as lost."""
-
-
-class DynamoPeers:
-    """The other workers of the graph.
-
-    Args:
-        client: a client of the workers' KV endpoint; `prefills`: of their prefill endpoint.
-        worker_id: of this worker, for the logs of the other workers.
-        signer: of the calls.
-    """
-
-    def __init__(self, client: Client, prefills: Client, worker_id: str, signer: Signer) -> None:
-        self._client = client
-        self._prefills = prefills
-        self._worker_id = worker_id
-        self._signer = signer
-
-    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
-        """One call; raises `TimeoutError` or `ConnectionError`."""
-        context = tracing.context_for_call(self._worker_id) or Context()
-        request = {**request, "reader": self._worker_id}
-        try:
-            async with asyncio.timeout(timeout_s):
-                replies = await call_worker(self._client, self._signer, KV_ENDPOINT, worker_id, request, context)
-                async for reply in replies:
-                    if isinstance(reply, dict):
-                        return cast(KvReply, reply)
-                    raise ConnectionError(f"its answer is no map but {type(reply).__name__}")
-        except TimeoutError:
-            context.stop_generating()
-            raise TimeoutError(f"worker {worker_id} did not answer within {timeout_s:g} s") from None
-        except asyncio.CancelledError:
-            context.stop_generating()
-            raise
-        except Exception as error:
-            raise ConnectionError(f"worker {worker_id} cannot be reached: {one_line_of(error)[:200]}") from None
-        raise ConnectionError(f"worker {worker_id} gave no answer")
-
-    async def lives(self, worker_id: str) -> bool:
-        """Whether a worker answers."""
-        try:
-            await self.call(worker_id, {"op": "match", "keys": []}, _ANSWERS_S)
-        except (TimeoutError, ConnectionError):
-            return False
-        return True
-
-    async def prefill(self, worker_id: str, request: PrefillRequest, context: Any) -> AsyncIterator[Chunk]:
-        """Ask for the first token of a round."""
-        return await call_worker(self._prefills, self._signer, PREFILL_ENDPOINT, worker_id, request, context)
-
-
 # -- One warning when an engine has long taken twice as long as its performance model says, or half as long.
 
 log = logging.getLogger(__name__)
@@ -204,9 +140,54 @@ async def warn_of_wrong_times(
             return
 
 
-# -- Ends a worker that hangs, because frontends do not leave a stream that is silent, but one that is broken.
-
 log = logging.getLogger(__name__)
+
+Handler = Callable[[Any, Context], AsyncIterator[Any]]
+
+
+async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) -> None:
+    """Run one worker until a signal ends it.
+
+    Raises:
+        UserError: the settings name something that is not there, or a shared state that does not answer.
+        RunError: the engine does not start or was lost, or the shared state was lost at the start.
+    """
+    ordering = create_named("ordering", settings.ordering)
+    model = performance_model(settings)
+    keys = read_secrets(settings.graph_secret_file, PROG)
+    path = f"{settings.namespace}.{COMPONENT}"
+    async with AsyncExitStack() as stack:
+        store = await _open_store(settings, stack)
+        engine = await _start_engine(settings, model, stack)
+        endpoints = {
+            name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
+        }
+        worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
+        parts = WorkerParts(worker_id, settings, engine, store, model, ordering, keys=keys)
+        signer = Signer(keys, f"{COMPONENT}-{worker_id}")
+        kv, prefills = await endpoints[KV_ENDPOINT].client(), await endpoints[PREFILL_ENDPOINT].client()
+        peers = DynamoPeers(kv, prefills, worker_id, signer)
+        engine.kv.connect(peers, parts.held)
+        ends = RoundEnds(worker_id, signer)
+        ends.start()
+        stack.push_async_callback(ends.stop)
+        context_limit = engine.info.max_context_tokens
+        answering = ClientRounds(worker_id, parts.rounds, peers, ends, settings.stream_tokens, context_limit)
+        _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
+        _start_in_background("session-sweeper", parts.sessions.run, stack)
+        _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
+        expose(
+            ProcessCollector(Process.WORKER, parts.recorder.recorded, WorkerReader(parts), asyncio.get_running_loop()),
+            endpoints[GENERATE_ENDPOINT],
+            namespace=settings.namespace,
+            component=COMPONENT,
+            name=GENERATE_ENDPOINT,
+            model_name=settings.model.name,
+        )
+        exposition.log_address(runtime)
+        guard = CallGuard(Verifier(keys, worker_id), parts.recorder)
+        await Worker(runtime, parts, endpoints, guard, answering).run()
+
 
 LEAST_S = 10.0
 """A publication to a shared state that hangs takes less: it is given up, and counts as a sign of life."""
@@ -265,55 +246,6 @@ class Watchdog:
         end.start()
         log.error("%s stood still for %g s: this worker ends, so that its rounds go on elsewhere", what, self._limit_s)
         os._exit(_FAILED)
-
-
-log = logging.getLogger(__name__)
-
-Handler = Callable[[Any, Context], AsyncIterator[Any]]
-
-
-async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) -> None:
-    """Run one worker until a signal ends it.
-
-    Raises:
-        UserError: the settings name something that is not there, or a shared state that does not answer.
-        RunError: the engine does not start or was lost, or the shared state was lost at the start.
-    """
-    ordering = create_named("ordering", settings.ordering)
-    model = performance_model(settings)
-    keys = read_secrets(settings.graph_secret_file, PROG)
-    path = f"{settings.namespace}.{COMPONENT}"
-    async with AsyncExitStack() as stack:
-        store = await _open_store(settings, stack)
-        engine = await _start_engine(settings, model, stack)
-        endpoints = {
-            name: runtime.endpoint(f"{path}.{name}") for name in (PREFILL_ENDPOINT, GENERATE_ENDPOINT, KV_ENDPOINT)
-        }
-        worker_id = f"{endpoints[GENERATE_ENDPOINT].connection_id():x}"
-        parts = WorkerParts(worker_id, settings, engine, store, model, ordering)
-        signer = Signer(keys, f"{COMPONENT}-{worker_id}")
-        kv, prefills = await endpoints[KV_ENDPOINT].client(), await endpoints[PREFILL_ENDPOINT].client()
-        peers = DynamoPeers(kv, prefills, worker_id, signer)
-        engine.kv.connect(peers, parts.held)
-        ends = RoundEnds(worker_id, signer)
-        ends.start()
-        stack.push_async_callback(ends.stop)
-        context_limit = engine.info.max_context_tokens
-        answering = ClientRounds(worker_id, parts.rounds, peers, ends, settings.stream_tokens, context_limit)
-        _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
-        _start_in_background("session-sweeper", parts.sessions.run, stack)
-        _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
-        expose(
-            ProcessCollector(Process.WORKER, parts.recorder.recorded, WorkerReader(parts), asyncio.get_running_loop()),
-            endpoints[GENERATE_ENDPOINT],
-            namespace=settings.namespace,
-            component=COMPONENT,
-            name=GENERATE_ENDPOINT,
-            model_name=settings.model.name,
-        )
-        exposition.log_address(runtime)
-        guard = CallGuard(Verifier(keys, worker_id), parts.recorder)
-        await Worker(runtime, parts, endpoints, guard, answering).run()
 
 
 class Worker:
