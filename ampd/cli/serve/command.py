@@ -50,6 +50,8 @@ from workers.kv.shared import default_size_bytes
 
 _POLL_S = 0.2
 _REMIND_S = 30.0
+_READY_WITHIN_S = 1800.0
+"""Weights of hundreds of GB may load for many minutes."""
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading the answer of another server than a frontend raises."""
 
@@ -251,9 +253,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         expected = Expected(url, site.model_names[0], settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
-        waiting = wait_until_ready(
-            store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
-        )
+        waiting = wait_until_ready(store, expected, lambda: supervisor.ended(first_error), _READY_WITHIN_S, _progress)
         has_served = await _unless_stopped(waiting, stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)

@@ -133,7 +133,6 @@ class ServeSettings(GraphSettings):
     metrics: bool = Field(
         True, description="Give every process a port for its metrics, listed in metrics.json among the logs."
     )
-    start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
     def start(self) -> dict[Role, int]:
         """Number of workers by the role in which they start, prefill workers first, without roles that have none."""
