@@ -150,6 +150,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_perf(settings)
     checks.check_watches(sum(settings.start().values()) + settings.coordinators + 1)
     checks.check_replies(settings, model_path)
+    checks.check_names(settings)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings, model_path)
     count = len(environments) + settings.coordinators if settings.metrics else 0
@@ -162,7 +163,7 @@ def run(argv: Sequence[str]) -> int:
             settings = settings.model_copy(update={"graph_secret_file": _new_secret(Path(scratch))})
         site = GraphSite(
             model_path=model_path,
-            model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
+            model_names=tuple(settings.model_name) or (TINY if settings.model == TINY else model_path.name,),
             state_url=state_url,
             port=port,
             discovery_dir=Path(scratch) / "discovery",
@@ -247,7 +248,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         if settings.metrics:
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
-        expected = Expected(url, site.model_name, settings.start(), settings.coordinators)
+        expected = Expected(url, site.model_names[0], settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
         waiting = wait_until_ready(
@@ -320,7 +321,7 @@ def _absolute(name_or_path: str) -> str:
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
     workers = " and ".join(f"{count} {role}" for role, count in settings.start().items())
     return (
-        f"ready: {url} serves model {site.model_name!r} with {workers} worker(s), engine {settings.engine}, "
+        f"ready: {url} serves model {site.model_names[0]!r} with {workers} worker(s), engine {settings.engine}, "
         f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "
         f"pools {settings.pools}, performance model {settings.perf}; state {without_secrets(site.state_url)}, "
         f"logs {log_dir}; Ctrl-C stops it"

@@ -172,6 +172,8 @@ def _value(setting: Setting) -> tuple[str, Any]:
         chosen = next(choice for choice in schema["enum"] if choice != default)
         return chosen, chosen
     kind = schema["type"]
+    if kind == "array":
+        return "other", ["other"]
     if kind == "boolean":
         return ("0", False) if default == "on" else ("1", True)
     if kind == "integer":
