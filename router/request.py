@@ -62,7 +62,8 @@ def unserved_option(request: Mapping[str, Any]) -> str | None:
     return None
 
 
-MAX_SESSION_ID_CHARS = 512
+MAX_SESSION_ID_CHARS = 256
+"""Dynamo's frontends refuse longer ones with 400 if there are several coordinators."""
 ANNOUNCEMENT = "announce"
 """The annotation of a request without output. Dynamo's frontend refuses `max_tokens: 0`, and passes annotations on."""
 _NOT_TEXT = ("multi_modal_", "mm_", "prompt_embeds", "encoder_result")
