@@ -20,7 +20,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, MODELS, model_shape
 from ampd.perf.profile import PerformanceProfile
 from ampd.policies import defaults
-from ampd.policies.naming import parse_named
+from ampd.policies.base import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from ampd.types import Role, Slo
 from planner.case_settings import STORE_GIB_PER_GPU, KvFormat, PlanSettings

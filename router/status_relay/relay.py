@@ -36,7 +36,7 @@ from router.status_relay.api import (
 )
 from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_body
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
-from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible
+from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible, with_known_model
 
 _OF_ONE_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
@@ -211,11 +211,17 @@ class Relay:
         upstream: the frontend's URL, without a path.
         body_limit_bytes: the largest body that the frontend takes.
         health_path: where the frontend tells its health.
+        aliases: patterns of model names, each with the name that it stands for.
     """
 
     def __init__(
-        self, upstream: str, body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20, health_path: str = HEALTH_PATH
+        self,
+        upstream: str,
+        body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20,
+        health_path: str = HEALTH_PATH,
+        aliases: Sequence[tuple[str, str]] = (),
     ) -> None:
+        self._aliases = aliases
         self._upstream = upstream
         self._body_limit_bytes = body_limit_bytes
         self._health_path = health_path
@@ -272,6 +278,7 @@ class Relay:
         if not isinstance(body, bytes):
             async with self._asked(request, url, body) as answer:
                 return await self._told(request, answer)
+        body = with_known_model(body, self._aliases)
         if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
             waiting.begin()
         mends = 0

@@ -50,6 +50,8 @@ from workers.kv.shared import default_size_bytes
 
 _POLL_S = 0.2
 _REMIND_S = 30.0
+_READY_WITHIN_S = 1800.0
+"""Weights of hundreds of GB may load for many minutes."""
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading the answer of another server than a frontend raises."""
 
@@ -150,6 +152,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_perf(settings)
     checks.check_watches(sum(settings.start().values()) + settings.coordinators + 1)
     checks.check_replies(settings, model_path)
+    checks.check_names(settings)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings, model_path)
     count = len(environments) + settings.coordinators if settings.metrics else 0
@@ -162,7 +165,7 @@ def run(argv: Sequence[str]) -> int:
             settings = settings.model_copy(update={"graph_secret_file": _new_secret(Path(scratch))})
         site = GraphSite(
             model_path=model_path,
-            model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
+            model_names=tuple(settings.model_name) or (TINY if settings.model == TINY else model_path.name,),
             state_url=state_url,
             port=port,
             discovery_dir=Path(scratch) / "discovery",
@@ -247,12 +250,10 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         if settings.metrics:
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
-        expected = Expected(url, site.model_name, settings.start(), settings.coordinators)
+        expected = Expected(url, site.model_names[0], settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
-        waiting = wait_until_ready(
-            store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
-        )
+        waiting = wait_until_ready(store, expected, lambda: supervisor.ended(first_error), _READY_WITHIN_S, _progress)
         has_served = await _unless_stopped(waiting, stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)
@@ -320,7 +321,7 @@ def _absolute(name_or_path: str) -> str:
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
     workers = " and ".join(f"{count} {role}" for role, count in settings.start().items())
     return (
-        f"ready: {url} serves model {site.model_name!r} with {workers} worker(s), engine {settings.engine}, "
+        f"ready: {url} serves model {site.model_names[0]!r} with {workers} worker(s), engine {settings.engine}, "
         f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "
         f"pools {settings.pools}, performance model {settings.perf}; state {without_secrets(site.state_url)}, "
         f"logs {log_dir}; Ctrl-C stops it"

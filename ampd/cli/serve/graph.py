@@ -148,6 +148,7 @@ class Frontend:
         session_ttl_s: for how long a session stays at one of several coordinators; None: there is only one.
         body_limit_mb: largest body of a request that it takes; None: as large as Dynamo allows.
         status_relay: whether the relay stands before it, as it should.
+        aliases: patterns of model names, with the name that they stand for: `claude-*=tiny`. The relay reads them.
     """
 
     host: str
@@ -156,6 +157,7 @@ class Frontend:
     session_ttl_s: float | None = None
     body_limit_mb: int | None = None
     status_relay: bool = True
+    aliases: tuple[str, ...] = ()
 
     def process(self, name: str, environment: Mapping[str, str]) -> ProcessSpec:
         """The process to start. It inherits none of our variables, because some are secret.
@@ -178,7 +180,9 @@ class Frontend:
             ttl_s = min(max(1, round(self.session_ttl_s)), _LONGEST_AFFINITY_S)
             flags += ["--router-session-affinity-ttl-secs", str(ttl_s)]
             flags += ["--router-session-affinity-mode", "soft"]
-        return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)
+        if not self.status_relay:
+            return python_module("dynamo.frontend", flags)
+        return python_module("router.status_relay", [*flags, *(f"--model-alias={each}" for each in self.aliases)])
 
 
 # -- the processes of a graph with their command lines and environments, computed from the settings
@@ -190,6 +194,7 @@ class GraphSite:
 
     Attributes:
         model_path: the model folder.
+        model_names: for clients. Of the first one the others are further names, or patterns of names.
         state_url: the Redis that answers.
         port: the frontend's port.
         discovery_dir: folder of Dynamo's file discovery.
@@ -199,7 +204,7 @@ class GraphSite:
     """
 
     model_path: Path
-    model_name: str
+    model_names: tuple[str, ...]
     state_url: str
     port: int
     discovery_dir: Path
@@ -264,7 +269,8 @@ def _worker_argv(settings: ServeSettings, site: GraphSite, role: Role) -> tuple[
 
 
 def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
-    flags = ["--model", str(site.model_path), "--model-name", site.model_name]
+    flags = ["--model", str(site.model_path)]
+    flags += [part for name in site.model_names if "*" not in name for part in ("--model-name", name)]
     flags += ["--routing", settings.routing, "--binding", settings.binding, "--pools", settings.pools]
     for flag, value in (
         ("--dyn-tool-call-parser", settings.dyn_tool_call_parser),
@@ -282,4 +288,5 @@ def _frontend(settings: ServeSettings, site: GraphSite) -> Frontend:
         session_ttl_s=settings.session_ttl_s if settings.coordinators > 1 else None,
         body_limit_mb=site.body_limit_mb,
         status_relay=settings.status_relay,
+        aliases=tuple(f"{name}={site.model_names[0]}" for name in site.model_names if "*" in name),
     )

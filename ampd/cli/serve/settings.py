@@ -20,7 +20,7 @@ from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.roles import prefill_at_start
-from ampd.settings import GraphSettings, parse_settings
+from ampd.settings import GraphSettings, Names, parse_settings
 from ampd.types import Parallelism, Role
 from planner.manifest.files import MODEL_FILE, REHEARSAL_FILE
 from router.settings import PARSER_NAMES, check_parser
@@ -73,7 +73,11 @@ class ServeSettings(GraphSettings):
         EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
     )
     model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama.")
-    model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
+    model_name: Names = Field(
+        [],
+        description="Name that clients use; default: the model folder's name. Repeat it for further names of the "
+        "model; one with `*` stands for all names that match it.",
+    )
     routing: str = Field(
         defaults.ROUTING,
         description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter.",
@@ -129,7 +133,6 @@ class ServeSettings(GraphSettings):
     metrics: bool = Field(
         True, description="Give every process a port for its metrics, listed in metrics.json among the logs."
     )
-    start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
     def start(self) -> dict[Role, int]:
         """Number of workers by the role in which they start, prefill workers first, without roles that have none."""
@@ -243,6 +246,14 @@ def check_arguments(settings: ServeSettings) -> None:
         except ValueError as error:
             flag = f"--{field.replace('_', '-')}"
             raise UserError(f"ampd serve: {flag}: {error}, in {getattr(settings, field)!r}") from None
+
+
+def check_names(settings: ServeSettings) -> None:
+    """Refuse a pattern of names that nothing would read."""
+    if any("*" in name for name in settings.model_name[:1]):
+        raise UserError(f"ampd serve: --model-name: {settings.model_name[0]!r} is a pattern; give a name before it")
+    if any("*" in name for name in settings.model_name) and not settings.status_relay:
+        raise UserError("ampd serve: --model-name: a name with * needs the status relay; leave out --no-status-relay")
 
 
 def check_replies(settings: ServeSettings, model: Path) -> None:

@@ -262,7 +262,7 @@ def test_a_folder_can_be_rehearsed_and_written_again(tmp_path: Path, capsys: pyt
     counts = {role: group[0]["replicas"] for role in Role if (group := layout.get(role))}
     assert settings.start() == counts
     assert {settings.degree(role) for role in counts} == {2}
-    assert (settings.engine, settings.model_name, settings.coordinators) == ("modelled", "llama-3.1-8b", 1)
+    assert (settings.engine, settings.model_name, settings.coordinators) == ("modelled", ["llama-3.1-8b"], 1)
     assert (settings.ttft, settings.itl, settings.routing) == (0.2, 0.02, "predictive")
     assert settings.perf == str(folder / "model.json")
     checks.check_perf(settings)

@@ -36,6 +36,19 @@ def test_a_wrong_policy_is_one_line(flags: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_name": ["claude-*"]}, "'claude-\\*' is a pattern; give a name before it"),
+        ({"model_name": ["a", "b-*"], "status_relay": False}, "needs the status relay"),
+    ],
+)
+def test_a_pattern_of_names_that_nothing_would_read_is_refused(changes: dict[str, Any], words: str) -> None:
+    checks.check_names(ServeSettings(model_name=["a", "b-*"]))
+    with pytest.raises(UserError, match=words):
+        checks.check_names(ServeSettings(**changes))
+
+
 def test_a_worker_must_own_sessions() -> None:
     checks.check_workers(ServeSettings(mixed=1))
     checks.check_workers(ServeSettings(prefill=0))
