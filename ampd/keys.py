@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote, unquote
 
 KEY_BYTES = 32
 
@@ -96,6 +97,25 @@ def session_key(tenant: str, session_id: str) -> str:
 def is_session_key(text: str) -> bool:
     """Whether a text has the form of a session's name. A client's own id may have it too, such as a UUID as hex."""
     return _KEY.fullmatch(text) is not None
+
+
+SESSION_HEADER = "x-dynamo-session-id"
+MAX_SESSION_ID_CHARS = 512
+
+_ENCODED = "UTF-8''"
+_PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def ascii_name(session_id: str) -> str:
+    """A client's id of a session as the value of a header, because Dynamo takes only ASCII from headers (RFC 8187)."""
+    if session_id.isascii() and session_id.isprintable():
+        return session_id
+    return _ENCODED + quote(session_id, _PLAIN, errors="replace")
+
+
+def from_ascii_name(value: str) -> str:
+    """The client's id of a session, from what `ascii_name` has made of it."""
+    return unquote(value[len(_ENCODED) :]) if value.startswith(_ENCODED) else value
 
 
 def tenant_key(tenant: str) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ampd.child_process import exit_now, reserved_ports, tied_to_parent
 from ampd.errors import UserError, guarded
 from ampd.telemetry.logs import configure_logging
+from router.status_relay.sessions import Source, chosen_sources
 
 PROG = "python -m router.status_relay"
 _LOOPBACK = "127.0.0.1"
@@ -35,6 +36,7 @@ def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PROG, description=__doc__, allow_abbrev=False)
     parser.add_argument("--http-host", default=os.environ.get("DYN_HTTP_HOST", "0.0.0.0"), help="address to listen on")
     parser.add_argument("--http-port", type=int, default=os.environ.get("DYN_HTTP_PORT", "8000"))
+    parser.add_argument("--session-names", default="", help="further headers and `body:` keys that name a session")
     for flag, variable in _TLS.items():
         parser.add_argument(flag, default=os.environ.get(variable), help="not supported: end TLS before the relay")
     options, rest = parser.parse_known_args(argv)
@@ -45,9 +47,11 @@ def _run(argv: list[str]) -> int:
         )
     import uvloop
 
+    sources = chosen_sources(options.session_names, PROG)
+
     configure_logging()
     _allow_many_connections()
-    code: int = uvloop.run(_serve(options.http_host, options.http_port, rest))
+    code: int = uvloop.run(_serve(options.http_host, options.http_port, sources, rest))
     return code
 
 
@@ -57,14 +61,14 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(host: str, port: int, frontend_flags: Sequence[str]) -> int:
+async def _serve(host: str, port: int, sources: Sequence[Source], frontend_flags: Sequence[str]) -> int:
     """Run both. Returns the exit code of the frontend."""
     with reserved_ports(_LOOPBACK, 1) as (inner_port,):
         frontend = await _start(["--http-host", _LOOPBACK, "--http-port", str(inner_port), *frontend_flags])
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _terminate, frontend)
         try:
-            return await _relay_until_ended(frontend, f"http://{_LOOPBACK}:{inner_port}", host, port)
+            return await _relay_until_ended(frontend, f"http://{_LOOPBACK}:{inner_port}", host, port, sources)
         finally:
             _terminate(frontend)
             await frontend.wait()
@@ -81,7 +85,9 @@ def _terminate(frontend: asyncio.subprocess.Process) -> None:
         frontend.terminate()
 
 
-async def _relay_until_ended(frontend: asyncio.subprocess.Process, upstream: str, host: str, port: int) -> int:
+async def _relay_until_ended(
+    frontend: asyncio.subprocess.Process, upstream: str, host: str, port: int, sources: Sequence[Source]
+) -> int:
     """Pass requests on while the frontend runs. Returns its exit code."""
     # Here, because the frontend starts meanwhile.
     from aiohttp import web
@@ -91,7 +97,7 @@ async def _relay_until_ended(frontend: asyncio.subprocess.Process, upstream: str
     chosen = os.environ.get("DYN_HTTP_BODY_LIMIT_MB", "")
     limit_mb = int(chosen) if chosen.isdecimal() else DYNAMOS_BODY_LIMIT_MB
     health_path = os.environ.get("DYN_HTTP_SVC_HEALTH_PATH") or HEALTH_PATH
-    runner = Relay(upstream, limit_mb << 20, health_path).runner()
+    runner = Relay(upstream, limit_mb << 20, health_path, sources).runner()
     try:
         await runner.setup()
         await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()

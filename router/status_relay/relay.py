@@ -10,19 +10,21 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from aiohttp import web
+from aiohttp import StreamReader, web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from ampd.keys import SESSION_HEADER
 from ampd.wire import COORDINATOR_COMPONENT, retry_after_s, with_retry_after
 from router.status_relay.api import MODELS, SERVING_PATHS, Refused, error_message, error_response
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
+from router.status_relay.sessions import SOURCES, SessionNames, Source, without_changing_line
 
 _OF_ONE_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
@@ -42,39 +44,9 @@ MOST_HEADERS = 100
 """As many as the frontend takes."""
 
 
-_SESSION = "x-dynamo-session-id"
-
-_NAMES = (("x-claude-code-session-id", "x-claude-code-agent-id"), ("session-id", "thread-id"))
-"""Headers that name a session, and those of its parts, which count in this order."""
-
-
 def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """A copy without those of one connection."""
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
-
-
-def forwarded(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """A copy of a request's headers, with the name of its session for Dynamo."""
-    copy = passed_on(headers)
-    if not _named(headers, _SESSION) and (name := _session_of(headers)):
-        copy[_SESSION] = name
-    return copy
-
-
-def _session_of(headers: CIMultiDictProxy[str]) -> str:
-    """The session that a client's own headers name; empty: they name none, or Dynamo finds it itself.
-
-    An agent and its sub-agents share a session's id. Each has a context of its own. Dynamo knows no `session-id`, and
-    takes the id of an agent, which is not unique, for that of its session.
-    """
-    named = ((_named(headers, session), _named(headers, part)) for session, part in _NAMES)
-    return next((f"{session}/{part}" if part else session for session, part in named if session), "")
-
-
-def _named(headers: CIMultiDictProxy[str], name: str) -> str:
-    """The value of a header as Dynamo reads it: of several the first one, and empty if it is not ASCII."""
-    value = headers.get(name, "")
-    return value.strip() if value.isascii() else ""
 
 
 def unknown_coding(headers: CIMultiDictProxy[str]) -> str | None:
@@ -180,6 +152,13 @@ _OF_THE_PATH = (404, 405)
 
 _SOON_S = 1
 
+_MOST_READ_BYTES = 8 << 20
+"""Of a body that is looked at before it goes on. It holds two million tokens."""
+
+_PART_BYTES = 256 << 10
+
+_Body = StreamReader | AsyncIterator[bytes] | None
+
 _LAST_BYTES_S = 5.0
 """For clients that read slowly, when the frontend has ended."""
 
@@ -193,12 +172,18 @@ class Relay:
         upstream: the frontend's URL, without a path.
         body_limit_bytes: the largest body that the frontend takes.
         health_path: where the frontend tells its health.
+        sources: where clients name their sessions.
     """
 
     def __init__(
-        self, upstream: str, body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20, health_path: str = HEALTH_PATH
+        self,
+        upstream: str,
+        body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20,
+        health_path: str = HEALTH_PATH,
+        sources: Sequence[Source] = SOURCES,
     ) -> None:
         self._upstream = upstream
+        self._names = SessionNames(sources)
         self._body_limit_bytes = body_limit_bytes
         self._health_path = health_path
         self._guards = ConnectionGuards()
@@ -240,12 +225,12 @@ class Relay:
         if wrong := _wrong_head(request):
             return error_response(request.path, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
-        body = request.content if request.body_exists else None
+        headers, body = await self._forwarded(request)
         assert self._session is not None
         assert self._models is not None
         try:
             async with self._session.request(
-                request.method, url, headers=forwarded(request.headers), data=body, allow_redirects=False
+                request.method, url, headers=headers, data=body, allow_redirects=False
             ) as answer:
                 _acknowledge(answer)
                 if answer.status != HTTPStatus.NOT_FOUND:
@@ -258,7 +243,21 @@ class Relay:
         except aiohttp.ClientConnectorError:
             return error_response(request.path, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
-            return error_response(request.path, await self._lost(request, url))
+            return error_response(request.path, await self._lost(request, url, headers))
+
+    async def _forwarded(self, request: web.Request) -> tuple[CIMultiDict[str], _Body]:
+        """A request's headers, with the name of its session for Dynamo, and its body."""
+        headers = passed_on(request.headers)
+        is_round = request.method == "POST" and request.path in SERVING_PATHS
+        read, rest = await _read(request) if is_round else (b"", request.content)
+        if name := self._names.of(request.headers, read if rest is None else b""):
+            headers[SESSION_HEADER] = name
+        if not read:
+            return headers, rest if request.body_exists else None
+        body = read if rest else without_changing_line(read)
+        if body is not read and "content-length" in headers:
+            headers["content-length"] = str(len(body))
+        return headers, _in_parts(body, rest)
 
     async def _error(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.Response:
         """An error of the frontend, or what to say instead."""
@@ -284,9 +283,9 @@ class Relay:
         limit = f"{self._body_limit_bytes >> 20} MB (DYN_HTTP_BODY_LIMIT_MB)"
         return Refused(_TOO_LARGE, f"the body is larger than {limit}; shorten the request")
 
-    async def _lost(self, request: web.Request, url: URL) -> Refused:
+    async def _lost(self, request: web.Request, url: URL, headers: CIMultiDict[str]) -> Refused:
         """Why there is no answer. One that the frontend gives before the end of a long body may be lost."""
-        if request.body_exists and (status := await self._status_without_body(request, url)) in _OF_THE_PATH:
+        if request.body_exists and (status := await self._status_without_body(request, url, headers)) in _OF_THE_PATH:
             return Refused(status, f"{HTTPStatus(status).phrase}: {request.method} {request.path}")
         body_bytes = max(request.content_length or 0, request.content.total_bytes)
         if body_bytes > self._body_limit_bytes:
@@ -294,15 +293,35 @@ class Relay:
         message = "the frontend ended before it answered; send the request again"
         return Refused(_UNAVAILABLE, with_retry_after(message, _SOON_S))
 
-    async def _status_without_body(self, request: web.Request, url: URL) -> int:
+    async def _status_without_body(self, request: web.Request, url: URL, headers: CIMultiDict[str]) -> int:
         """The status of the same request without a body; 0: no answer again."""
         assert self._session is not None
-        headers = forwarded(request.headers)
         headers.popall("content-length", None)
         with suppress(aiohttp.ClientError):
             async with self._session.request(request.method, url, headers=headers, allow_redirects=False) as answer:
                 return answer.status
         return 0
+
+
+async def _read(request: web.Request) -> tuple[bytes, StreamReader | None]:
+    """A body, and None; or the beginning of one that is not read here, and the rest of it."""
+    content = request.content
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        return b"", content
+    parts, size = [], 0
+    while size < _MOST_READ_BYTES and (part := await content.readany()):
+        parts.append(part)
+        size += len(part)
+    return b"".join(parts), None if content.at_eof() else content
+
+
+async def _in_parts(read: bytes, rest: StreamReader | None) -> AsyncIterator[bytes]:
+    """A body in parts, because a large one would hold up all others."""
+    for start in range(0, len(read), _PART_BYTES):
+        yield read[start : start + _PART_BYTES]
+    if rest is not None:
+        async for part in rest.iter_any():
+            yield part
 
 
 def _wrong_head(request: web.Request) -> str | None:

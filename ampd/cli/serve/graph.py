@@ -112,6 +112,8 @@ def write_targets(
 # -- a graph's frontend: its command line and its environment, wherever one is started on this machine
 
 FRONTEND_ENVIRONMENT = {
+    # /v1/messages, with the line left out that Claude Code puts before its prompt, and that differs in each request.
+    "DYN_ENABLE_ANTHROPIC_API": "1",
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
     # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
     "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
@@ -140,6 +142,7 @@ class Frontend:
         session_ttl_s: for how long a session stays at one of several coordinators; None: there is only one.
         body_limit_mb: largest body of a request that it takes; None: as large as Dynamo allows.
         status_relay: whether the relay stands before it, as it should.
+        session_names: further names of sessions that the relay reads.
     """
 
     host: str
@@ -148,6 +151,7 @@ class Frontend:
     session_ttl_s: float | None = None
     body_limit_mb: int | None = None
     status_relay: bool = True
+    session_names: str = ""
 
     def process(self, name: str, environment: Mapping[str, str]) -> ProcessSpec:
         """The process to start. It inherits none of our variables, because some are secret.
@@ -169,6 +173,8 @@ class Frontend:
             # Soft: the sessions of a dead coordinator go on at another one.
             flags += ["--router-session-affinity-ttl-secs", str(int(self.session_ttl_s))]
             flags += ["--router-session-affinity-mode", "soft"]
+        if self.session_names:
+            flags += ["--session-names", self.session_names]
         return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)
 
 
@@ -273,4 +279,5 @@ def _frontend(settings: ServeSettings, site: GraphSite) -> Frontend:
         session_ttl_s=settings.session_ttl_s if settings.coordinators > 1 else None,
         body_limit_mb=site.body_limit_mb,
         status_relay=settings.status_relay,
+        session_names=settings.session_names,
     )
