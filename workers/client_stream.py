@@ -81,8 +81,8 @@ class _TokenGroups:
             self._timer = None
 
 
-SIGN_OF_LIFE_S = 5.0
-"""A frontend gives a stream up after 15 s without a chunk, so that a round leaves a worker that hangs."""
+SIGN_OF_LIFE_S = 60.0
+"""A frontend gives a stream up after 300 s without a chunk, so that a round leaves a machine that is gone."""
 
 
 class ClientStream:

@@ -161,7 +161,7 @@ ENVIRONMENT: tuple[Variable, ...] = (
     Variable(
         ("DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS",),
         "Dynamo",
-        "`15`: a frontend leaves a stream that is silent for so many seconds, and sends its round again.",
+        "`300`: a frontend leaves a stream that is silent for so many seconds, and sends its round again.",
         _DYNAMO,
     ),
     Variable(

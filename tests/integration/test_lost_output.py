@@ -24,18 +24,18 @@ LONG = {"max_tokens": 6000, "ignore_eos": True}
 async def test_a_round_that_is_lost_within_its_output_ends_with_the_reason(graph: Graph) -> None:
     graph.start_coordinator("always-local")
     graph.start_frontend()
-    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.01)
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.02)
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": chat(HELLO, **LONG),
         "/v1/completions": completion([5 + position for position in range(60)], **LONG),
     }
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         worker = await graph.new_worker("decode", perf, *SHORT_LEASE)
-        await graph.new_worker("decode", perf, *SHORT_LEASE, *SMALL)
         for path in bodies:
             await served(client, path, {**bodies[path], "max_tokens": 2})
         asking = [asyncio.create_task(client.post(path, json=body)) for path, body in bodies.items()]
         await graph.until_views(has_grown)
+        await graph.new_worker("decode", perf, *SHORT_LEASE, *SMALL)
         await graph.end(graph.processes[worker], signal.SIGKILL)
         for answer in await asyncio.gather(*asking):
             assert answer.status_code == 503, answer.text

@@ -122,8 +122,10 @@ FRONTEND_ENVIRONMENT = {
     "DYN_RUNTIME_INHIBITED_DURATION_SECS": "0",
     # It would write SGLang's logging configuration, which only workers need, to a temporary file that stays.
     "DYN_SKIP_SGLANG_LOG_FORMATTING": "1",
-    # A round leaves a worker that is silent for so long. Workers send signs of life.
-    "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "15",
+    # A round leaves a worker that is silent for so long: its machine is gone, because workers send signs of life, and
+    # a probe ends processes that hang. Dynamo also ends a stream that gives its client nothing for twice as long.
+    # Signs of life do not count there: /v1/responses has no event for them, nor has a tool call while it is parsed.
+    "DYN_HTTP_BACKEND_STREAM_TIMEOUT_SECS": "300",
     # A stream's status waits so long for the first token or an error, so that a refusal has its own status.
     "DYN_HTTP_PRE_COMMIT_ERROR_PEEK_MS": "5000",
     # Empty lines in a stream without a token, so that nothing on the way takes a long prefill for a dead connection.
