@@ -25,30 +25,26 @@ from ampd.state.redis_store import open_store
 from ampd.telemetry.logs import JsonFormatter, RoundLog, TextFormatter
 from ampd.types import Slo
 from router.coordinator_metrics import RoundRecorder
-from router.decision_record import Decided, DecisionRecord, RoundFacts
+from router.decision_record import DecisionRecord, Observer
 from router.round_log import end_logger
 from router.round_log import log as round_logger
 from router.round_window import RoundWindow
-from router.served import Observer, ServedRound
 
 _BLOCK = 500
 
 
-def served_rounds(count: int, rng: random.Random) -> list[ServedRound]:
+def served_rounds(count: int, rng: random.Random) -> list[DecisionRecord]:
     """Rounds of all kinds of outcomes, two routes and four reasons."""
     reasons = ("on-time", "fewest-late", "hopeless", "resumed")
     return [
-        ServedRound(
-            DecisionRecord(
-                RoundFacts(f"session-{number % 100}", "predictive"),
-                Decided(
-                    route=rng.choice(("local", "remote")),
-                    reason=rng.choice(reasons),
-                    hist_tokens=rng.randrange(20_000),
-                    incr_tokens=rng.randrange(1, 2000),
-                ),
-            ),
+        DecisionRecord(
+            f"session-{number % 100}",
+            "predictive",
             Slo(1.0, 0.05),
+            route=rng.choice(("local", "remote")),
+            reason=rng.choice(reasons),
+            hist_tokens=rng.randrange(20_000),
+            incr_tokens=rng.randrange(1, 2000),
             is_initial=number % 7 == 0,
             is_complete=True,
             was_left=False,
@@ -71,7 +67,7 @@ def log_lines(formatter: logging.Formatter) -> Observer:
     return end_logger(RoundLog("end"))
 
 
-def block_us(observe: Callable[[ServedRound], Any], rounds: Sequence[ServedRound]) -> float:
+def block_us(observe: Callable[[DecisionRecord], Any], rounds: Sequence[DecisionRecord]) -> float:
     """Time of one round in a block of them."""
     start_s = time.perf_counter()
     for record in rounds:

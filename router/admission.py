@@ -10,9 +10,8 @@ from ampd.state.view import ClusterView
 from ampd.telemetry.metrics import names
 from ampd.types import WorkerView
 from router.round_errors import RoundOverloadedError
+from router.round_window import Counts
 from router.unplaced_round import UnplacedRound
-
-Listener = Callable[[], None]
 
 
 class AdmissionGate:
@@ -20,21 +19,18 @@ class AdmissionGate:
 
     Args:
         rounds: rounds in progress here, the one that is checked included.
+        counts: gets the rounds that are `refused`.
 
     Attributes:
         decisions: (`new` or `running` session, `admitted` or the reason of the refusal) -> rounds.
     """
 
-    def __init__(self, admission: Admission, view: ClusterView, rounds: Callable[[], int]) -> None:
+    def __init__(self, admission: Admission, view: ClusterView, rounds: Callable[[], int], counts: Counts) -> None:
         self.decisions: Counter[tuple[str, str]] = Counter()
         self._admission = admission
         self._view = view
         self._rounds = rounds
-        self._on_refused: list[Listener] = []
-
-    def subscribe(self, on_refused: Listener) -> None:
-        """Call `on_refused` at each refusal from now on."""
-        self._on_refused.append(on_refused)
+        self._counts = counts
 
     def check(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
         """Let a round in, or not, that is about to be entered at a worker.
@@ -51,8 +47,7 @@ class AdmissionGate:
         session = names.RUNNING_SESSION if is_running else names.NEW_SESSION
         self.decisions[session, names.ADMITTED if refusal is None else refusal.reason] += 1
         if refusal is not None:
-            for listener in self._on_refused:
-                listener()
+            self._counts.add("refused")
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
 
     def _refusal(
@@ -64,7 +59,7 @@ class AdmissionGate:
         is_running = is_in_progress(unplaced.session_id, owners, is_bound=is_bound)
         return self._admission.refusal(
             AdmissionSituation(
-                prompt_tokens=unplaced.prompt_tokens,
+                prompt_tokens=unplaced.request.prompt_tokens,
                 is_running=is_running,
                 decode=decode,
                 prefill=prefill,

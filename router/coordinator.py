@@ -25,10 +25,11 @@ from ampd.telemetry.tracing import Trace, TracedContext
 from ampd.wire import AFFINITY
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
+from router.decision_record import Observer
 from router.frames import Frame
 from router.lease_probe import LeaseProbe
 from router.own_tokenizer import OwnTokenizer
-from router.placement import Placer, SessionCounts, SessionMoves, log_left_out
+from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
 from router.request import RoundRequest, parse_round
@@ -36,13 +37,12 @@ from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun, pipe
-from router.served import Observer
-from router.services import RoundOptions, Services
+from router.round_window import Counts
+from router.services import Services
 from router.session_control import SessionControl
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
-from router.unnamed_rounds import UnnamedRounds
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
@@ -51,6 +51,9 @@ log = logging.getLogger(__name__)
 _SERVER_ERROR = 500
 _MOST_REFUSALS = 4096
 """Refusals of frames that Dynamo's handler has not sent yet."""
+
+_WARN_AT = 20
+"""A client that tries the graph out needs no session. One that sends this many rounds is probably an agent."""
 
 _CONTEXT_MEMORY_BYTES = 256 << 20
 """For the last contexts of sessions, which show rewritten prompts."""
@@ -75,7 +78,7 @@ class Coordinator:
         pools: changes the workers' roles; None: they never change.
         gate: refuses rounds because of load.
         failures: requests that ended with an error, by HTTP status.
-        unnamed: rounds without a session.
+        counts: of events.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Coordinator:
         self._round_log = RoundLog(settings.log_rounds)
         self._background = BackgroundTasks(_MOST_BACKGROUND_TASKS)
         self.failures: Counter[int] = Counter()
-        self.unnamed = UnnamedRounds()
+        self.counts = Counts()
         limits = _session_limits(settings)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.view = ClusterView(
@@ -110,7 +113,7 @@ class Coordinator:
         self._calls = calls
         self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
-        self.gate = AdmissionGate(admission, self.view, lambda: self.running)
+        self.gate = AdmissionGate(admission, self.view, lambda: self.running, self.counts)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
         placement = PlacementPolicies(policies.binding, policies.routing, policies.model, rng, log_left_out)
         self._services = Services(
@@ -122,18 +125,23 @@ class Coordinator:
                 SUSPECT_S,
                 self.gate,
                 self._background.spawn,
-                SessionMoves(self.view, settings.moves),
+                self.counts,
+                settings.moves,
+                sessions.rebound,
                 clock,
             ),
             access=access,
             sessions=sessions,
-            options=RoundOptions(settings.routing, settings.retries, settings.kv_block_size, self._round_log),
+            policy=settings.routing,
+            retries=settings.retries,
+            page_size_tokens=settings.kv_block_size,
             clock=clock,
             spawn=self._background.spawn,
             deaths=WorkerDeaths(store),
             ends=self._ends,
             refused=self._note_refusal,
             observers=(end_logger(self._round_log), *observers),
+            round_log=self._round_log,
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
 
@@ -143,14 +151,9 @@ class Coordinator:
         return len(self._ends.in_progress)
 
     @property
-    def session_counts(self) -> SessionCounts:
-        """How many sessions this replica bound and moved."""
-        return self._services.placer.counters
-
-    @property
     def session_moves(self) -> Counter[str]:
         """How many sessions this replica moved because it pays, by reason."""
-        return self._services.placer.moves.made
+        return self._services.placer.moves_made
 
     @property
     def sessions(self) -> SessionControl:
@@ -249,8 +252,17 @@ class Coordinator:
     async def _begin(self, wanted: RoundRequest, request_id: str) -> RoundRun:
         before = await self._ends.before(request_id)
         if before is None and not (wanted.is_named or wanted.continued_tokens):
-            self.unnamed.add()  # another coordinator has counted a continued one
+            self._count_unnamed()  # another coordinator has counted a continued one
         return RoundRun(wanted, request_id, self._services, before)
+
+    def _count_unnamed(self) -> None:
+        self.counts.add("unnamed")
+        if self.counts["unnamed"] == _WARN_AT:
+            log.warning(
+                "%d rounds came without a session: each is prefilled from its first token, on any worker. If they are "
+                "an agent's, send the header x-dynamo-session-id (docs/clients.md); this is logged once",
+                _WARN_AT,
+            )
 
     def _refused(self, error: RoundRefusedError, trace: Trace) -> Chunk:
         self._note_refusal(error.status, str(error))
@@ -264,7 +276,7 @@ class Coordinator:
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""
         await self._services.end_session(request.session_id, request.tenant, set())
-        usage = merged_usage(None, len(request.token_ids), 0, None)
+        usage = merged_usage(None, request.prompt_tokens, 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
 
 

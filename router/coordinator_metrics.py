@@ -9,7 +9,7 @@ from ampd.state.redis_store import StateStore
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.exposition import Counter, Histogram, LabelValues, Reading
 from ampd.types import Role
-from router.served import ServedRound
+from router.decision_record import DecisionRecord
 
 if TYPE_CHECKING:
     from router.coordinator import Coordinator
@@ -34,19 +34,18 @@ class RoundRecorder:
     def recorded(self) -> list[Counter | Histogram]:
         return [self._ttft, self._itl, self._rounds, self._routes, self._retries, self._prompt, self._output]
 
-    def __call__(self, served: ServedRound) -> None:
-        record = served.record
-        prefill = names.INITIAL if served.is_initial else names.INCREMENTAL
-        if served.ttft_s is not None:
-            self._ttft.observe(served.ttft_s, prefill, record.decided.route)
-        if served.itl_s is not None:
-            self._itl.observe(served.itl_s)
-        self._rounds.add(1, served.outcome)
-        self._routes.add(1, record.decided.route, self._reasons(record.decided.reason))
+    def __call__(self, record: DecisionRecord) -> None:
+        prefill = names.INITIAL if record.is_initial else names.INCREMENTAL
+        if record.ttft_s is not None:
+            self._ttft.observe(record.ttft_s, prefill, record.route)
+        if record.itl_s is not None:
+            self._itl.observe(record.itl_s)
+        self._rounds.add(1, record.outcome)
+        self._routes.add(1, record.route, self._reasons(record.reason))
         self._retries.add(record.retries)
-        self._prompt.add(record.decided.hist_tokens, names.HISTORY)
-        self._prompt.add(record.decided.incr_tokens, names.INCREMENT)
-        self._output.add(served.output_tokens)
+        self._prompt.add(record.hist_tokens, names.HISTORY)
+        self._prompt.add(record.incr_tokens, names.INCREMENT)
+        self._output.add(record.output_tokens)
 
 
 class CoordinatorReader:
@@ -73,11 +72,11 @@ class CoordinatorReader:
             yield Reading(names.ROUND_FAILURES, count, (str(status),))
         yield from self._admissions()
         yield Reading(names.ROUND_DEATHS, coordinator.worker_deaths)
-        sessions = coordinator.session_counts
-        yield Reading(names.SESSIONS_BOUND, sessions.bound)
-        yield Reading(names.ROUNDS_UNNAMED, coordinator.unnamed.count)
-        yield Reading(names.SESSIONS_REPINNED, sessions.moved)
-        yield Reading(names.SESSIONS_LOST, sessions.moved, (names.WORKER_LOST,))
+        counts = coordinator.counts
+        yield Reading(names.SESSIONS_BOUND, counts["bound"])
+        yield Reading(names.ROUNDS_UNNAMED, counts["unnamed"])
+        yield Reading(names.SESSIONS_REPINNED, counts["moved"])
+        yield Reading(names.SESSIONS_LOST, counts["moved"], (names.WORKER_LOST,))
         for reason in names.MOVES:
             yield Reading(names.SESSION_MOVES, coordinator.session_moves[reason], (reason,))
         yield from self._cluster()

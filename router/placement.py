@@ -42,65 +42,9 @@ from ampd.types import Moves, PrefillTask, WorkerView
 from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
+from router.round_window import Counts
 from router.unplaced_round import UnplacedRound
 from router.worker_deaths import fatal
-
-
-class SessionMoves:
-    """Knows of each round whether its session may move.
-
-    Args:
-        moves: which sessions may move while their owner lives.
-
-    Attributes:
-        made: moves that this replica made, by reason.
-    """
-
-    def __init__(self, view: ClusterView, moves: Moves) -> None:
-        self._view = view
-        self._moves = moves
-        self.made = Counter[str]()
-
-    def moving(self, unplaced: UnplacedRound) -> Moving | None:
-        """How the session of a round may move; None: it stays."""
-        if self._moves == "never" or not unplaced.moving.may_move:
-            return None
-        return Moving(
-            moves=self._moves,
-            owners=self._view.decode,
-            context_tokens=unplaced.prompt_tokens + 1,
-            moved_s=unplaced.moving.moved_s,
-        )
-
-
-Listener = Callable[[int, int], None]
-"""Called with newly bound and newly moved sessions."""
-
-
-class SessionCounts:
-    """Counts since the start of the process, which metrics and `ampd top` show.
-
-    Attributes:
-        bound: sessions that this replica bound to a decode worker.
-        moved: sessions that it moved to another decode worker because theirs was lost.
-    """
-
-    def __init__(self) -> None:
-        self.bound = 0
-        self.moved = 0
-        self._listeners: list[Listener] = []
-
-    def subscribe(self, listener: Listener) -> None:
-        """Call `listener` at each change from now on."""
-        self._listeners.append(listener)
-
-    def add(self, *, bound: int = 0, moved: int = 0) -> None:
-        if not (bound or moved):
-            return
-        self.bound += bound
-        self.moved += moved
-        for listener in self._listeners:
-            listener(bound, moved)
 
 
 class WorkerLookups:
@@ -168,6 +112,12 @@ class Placer:
 
     Args:
         spawn: runs a write in the background.
+        counts: gets the sessions that this replica has `bound`, and `moved` because their worker was lost.
+        moves: which sessions may move while their owner lives.
+        rebound: takes the binding that holds, if it is another one and the round was placed already.
+
+    Attributes:
+        moves_made: moves that this replica made, by reason.
     """
 
     def __init__(
@@ -179,19 +129,23 @@ class Placer:
         suspect_s: float,
         gate: AdmissionGate,
         spawn: Callable[[Coroutine[Any, Any, object]], None],
-        moves: SessionMoves | None = None,
+        counts: Counts,
+        moves: Moves = "never",
+        rebound: Callable[[Binding], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._view = view
         self._store = store
         self._lookups = WorkerLookups(store)
-        self.counters = SessionCounts()
+        self._counts = counts
         self._policies = policies
         self._limits = limits
         self._suspect_s = suspect_s
         self._gate = gate
         self._spawn = spawn
-        self.moves = moves or SessionMoves(view, "never")
+        self._moves = moves
+        self.moves_made = Counter[str]()
+        self._rebound = rebound
         self._clock = clock
         self._gone_until_s: dict[str, float] = {}
         self._foreign = ForeignWorkers(view.knows)
@@ -218,7 +172,7 @@ class Placer:
         known, is_admitted, move_reason = unplaced.binding, unplaced.is_admitted, ""
         for _ in range(_CONFLICTS):
             decode = await self._bound(unplaced, known) if known else None
-            if decode is None or not may_continue(unplaced.fingerprint_mark, decode):
+            if decode is None or not may_continue(unplaced.request.continued_mark, decode):
                 decode = self._bind(unplaced)
                 if known is not None:
                     known = await self._rebind(known, decode.worker_id)
@@ -232,7 +186,7 @@ class Placer:
                 is_admitted = True
             if known is not None and plan.move_reason:
                 # Planned again: another replica may have moved the session there before, with a longer history.
-                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, holder=known.worker_id))
+                unplaced.may_move, unplaced.holder = False, known.worker_id
                 known = await self._move(known, plan)
                 move_reason = plan.move_reason if known.worker_id == plan.decode.worker_id else ""
                 continue
@@ -258,15 +212,15 @@ class Placer:
             if known is not None:
                 # Another replica has moved the session since it was served here, so it rests where it is. Its old owner
                 # still has what that move has not brought.
-                holder = unplaced.moving.holder or known.worker_id
-                unplaced = replace(unplaced, moving=replace(unplaced.moving, may_move=False, holder=holder))
+                unplaced.may_move, unplaced.holder = False, unplaced.holder or known.worker_id
             known, move_reason = outcome.binding, ""
         raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
 
     def _placed(self, placement: Placement) -> Placement:
-        self.counters.add(bound=int(placement.is_new_session))
+        if placement.is_new_session:
+            self._counts.add("bound")
         if reason := placement.plan.move_reason:
-            self.moves.made[reason] += 1
+            self.moves_made[reason] += 1
         return placement
 
     # -- the decode worker
@@ -307,7 +261,7 @@ class Placer:
             raise RoundRefusedError(503, "every decode worker has failed or refused this round; send it again later")
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
-        able = [view for view in live if may_continue(unplaced.fingerprint_mark, view)]
+        able = [view for view in live if may_continue(unplaced.request.continued_mark, view)]
         if not able:
             # One answer must not come from two models, or from two tokenizers.
             raise RoundRefusedError(
@@ -318,16 +272,17 @@ class Placer:
         roomy = _with_room(unplaced, able)
         if not self._store_answers():
             return deterministic_choice(unplaced.session_id, roomy)
-        chosen = self._policies.bind(_task(unplaced, 0), roomy, self._clock(), unplaced.shared_tokens(roomy))
+        chosen = self._policies.bind(_task(unplaced, 0), roomy, self._clock(), unplaced.history.shared(roomy))
         return next(view for view in roomy if view.worker_id == chosen)
 
     async def _rebind(self, known: Binding, worker_id: str) -> Binding:
         moved = Binding(known.session_id, worker_id, known.epoch + 1)
         if not self._store_answers():
-            self.counters.add(moved=1)
+            self._counts.add("moved")
             return moved
         outcome = await self._write_rebind(known, worker_id, "a session moves without it")
-        self.counters.add(moved=int(outcome is None or outcome.accepted))
+        if outcome is None or outcome.accepted:
+            self._counts.add("moved")
         return outcome.binding if outcome else moved
 
     async def _move(self, known: Binding, plan: Plan) -> Binding:
@@ -348,7 +303,7 @@ class Placer:
     async def _moved(self, unplaced: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
         before = self._before(unplaced, plan.decode)
-        if before is not None and await unplaced.hist_tokens(plan.decode) > await unplaced.hist_tokens(before):
+        if before is not None and await unplaced.history.held_by(plan.decode) > await unplaced.history.held_by(before):
             return plan
         # The old owner may hold more than is known here. It is asked to drop its copy in any case.
         return replace(plan, move_reason=reason, holder=before)
@@ -360,32 +315,42 @@ class Placer:
         held_tokens, holder = await self._history(unplaced, decode)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
-        may_move = known is not None and self._store_answers()
         return self._policies.plan(
             PlanSituation(
                 task=_task(unplaced, held_tokens),
                 decode=decode,
                 prefill=prefill,
                 now_s=self._clock(),
-                shared_tokens=unplaced.shared_tokens,
+                shared_tokens=unplaced.history.shared,
                 lost=unplaced.lost,
                 local_only=unplaced.local_only,
                 holder=holder,
-                moving=self.moves.moving(unplaced) if may_move else None,
+                moving=self._moving(unplaced) if known is not None and self._store_answers() else None,
             )
+        )
+
+    def _moving(self, unplaced: UnplacedRound) -> Moving | None:
+        """How the session of a round may move; None: it stays."""
+        if self._moves == "never" or not unplaced.may_move:
+            return None
+        return Moving(
+            moves=self._moves,
+            owners=self._view.decode,
+            context_tokens=unplaced.request.prompt_tokens + 1,
+            moved_s=unplaced.session.moved_s,
         )
 
     async def _history(self, unplaced: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
-        held_tokens = await unplaced.hist_tokens(decode)
+        held_tokens = await unplaced.history.held_by(decode)
         holder = self._before(unplaced, decode)
-        if holder is None or (there_tokens := await unplaced.hist_tokens(holder)) <= held_tokens:
+        if holder is None or (there_tokens := await unplaced.history.held_by(holder)) <= held_tokens:
             return held_tokens, None
         return there_tokens, holder
 
     def _before(self, unplaced: UnplacedRound, decode: WorkerView) -> WorkerView | None:
         """The owner that the session has left, if the decode worker can read its KV."""
-        before = unplaced.moving.holder
+        before = unplaced.holder
         if before is None or before == decode.worker_id or before in unplaced.lost:
             return None
         holder = self._view.worker(before)
@@ -405,8 +370,8 @@ class Placer:
             epoch,
             decision.worker_id,
             task,
-            unplaced.tenant,
-            ends_session=unplaced.ends_session,
+            unplaced.request.tenant,
+            ends_session=unplaced.request.ends_session,
             prompt_digest=unplaced.prompt_digest,
             request_id=unplaced.request_id,
             asker=self._name if unplaced.request_id else "",
@@ -442,7 +407,7 @@ class Placer:
         with suppress(RoundRefusedError):
             outcome = await self._write(unplaced, known, plan)
             if outcome is not None and not outcome.accepted:
-                unplaced.rebound(outcome.binding)
+                self._rebound(outcome.binding)
 
     def _store_answers(self) -> bool:
         """False after a failure until a heartbeat is answered, because otherwise rounds would wait for the timeout."""
@@ -465,7 +430,7 @@ def _stays(unplaced: UnplacedRound, known: Binding, plan: Plan) -> bool:
     return (
         is_local
         and known is unplaced.binding
-        and unplaced.is_settled
+        and unplaced.session.is_settled
         and plan.decode.held_tokens.get(unplaced.session_id, 0) > 0
     )
 
@@ -479,24 +444,24 @@ def _task(unplaced: UnplacedRound, held_tokens: int) -> PrefillTask:
     return prefill_task(
         uuid4().hex,
         unplaced.session_id,
-        unplaced.prompt_tokens,
+        unplaced.request.prompt_tokens,
         held_tokens,
         arrival_s=unplaced.arrival_s,
-        slo=unplaced.slo,
-        session_missed=unplaced.session_missed,
-        has_output=unplaced.has_output,
+        slo=unplaced.request.slo,
+        session_missed=unplaced.session.has_missed,
+        has_output=unplaced.request.has_output,
     )
 
 
 def _with_room(unplaced: UnplacedRound, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers with room for the prompt and a token of output. Refuses the round if there are none."""
     try:
-        return with_room(unplaced.prompt_tokens + 1, workers)
+        return with_room(unplaced.request.prompt_tokens + 1, workers)
     except ContextTooLongError as error:
         raise RoundRefusedError(
             400,
             # Agents look for these two names of the error, and shorten their context then.
-            f"prompt is too long: {unplaced.prompt_tokens} tokens; the maximum context length is "
+            f"prompt is too long: {unplaced.request.prompt_tokens} tokens; the maximum context length is "
             f"{error.limit_tokens} tokens (prompt and output together); send a shorter prompt",
         ) from None
 

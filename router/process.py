@@ -87,9 +87,7 @@ class CoordinatorProcess:
             vocabulary_size=card.vocabulary_size,
             tokenizer=card.tokenizer,
         )
-        coordinator.session_counts.subscribe(window.add_sessions)
-        coordinator.gate.subscribe(window.add_refused)
-        coordinator.unnamed.subscribe(window.add_unnamed)
+        coordinator.counts.on_add = window.add
         coordinator.sessions.register(runtime)
         self._coordinator = coordinator
         self._frames = FrameServer(coordinator.take)

@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from ampd.errors import one_line_of
-from ampd.keys import MAX_SESSION_ID_CHARS, SESSION_HEADER, from_ascii_name, session_key, tenant_of
+from ampd.keys import MAX_SESSION_ID_CHARS, SESSION_HEADER, TOKEN_BYTES, from_ascii_name, session_key, tenant_of
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.local_only import uncarried_option
 from ampd.types import Slo
@@ -112,9 +112,19 @@ class RoundRequest:
         return memoryview(self.prompt).cast("I")
 
     @property
+    def prompt_tokens(self) -> int:
+        """Length of the whole prompt."""
+        return len(self.prompt) // TOKEN_BYTES
+
+    @property
     def client_prompt_tokens(self) -> int:
         """Length of the client's own prompt."""
-        return len(self.token_ids) - self.continued_tokens
+        return self.prompt_tokens - self.continued_tokens
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the client has some of the round's output."""
+        return self.continued_tokens > 0
 
     @property
     def is_named(self) -> bool:

@@ -3,71 +3,61 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from ampd.telemetry.logs import RoundLog, log_fields
-from ampd.wire import fields_of
-from router.decision_record import DecisionRecord
-from router.served import Observer, ServedRound
+from router.decision_record import DecisionRecord, Observer
 
 log = logging.getLogger(__name__)
+
+_PLACED = (
+    "route reason decode_worker prefill_worker epoch hist_tokens incr_tokens shared_tokens estimates rewritten policy "
+    "clamped_targets retries session_key"
+)
+_ENDED = (
+    "outcome route reason decode_worker prefill_worker is_initial hist_tokens incr_tokens output_tokens ttft_s itl_s "
+    "lasted_s retries session_key"
+)
+_MEASURED = (
+    "cached_tokens queued_s prefill_s kv_read_bytes_history kv_read_s_history kv_read_bytes_increment "
+    "kv_read_s_increment kv_reload_s"
+)
 
 
 def log_placed(wanted: RoundLog, record: DecisionRecord) -> None:
     """Log a decision and its estimates. A round whose worker is lost is placed, and logged, again."""
-    facts = record.facts
     log_fields(
         log,
         wanted.step_level,
         "round placed",
-        **fields_of(record.decided),
-        rewritten=record.rewritten,
-        policy=facts.policy,
-        ttft_target_s=facts.ttft_target_s,
-        itl_target_s=facts.itl_target_s,
-        clamped_targets=facts.clamped_targets,
-        retries=record.retries,
-        session_key=facts.session_key,
+        **_chosen(record, _PLACED),
+        ttft_target_s=record.slo.ttft_s,
+        itl_target_s=record.slo.itl_s,
     )
 
 
 def end_logger(wanted: RoundLog) -> Observer:
     """An observer that logs one line at the end of each round."""
 
-    def log_end(served: ServedRound) -> None:
-        record, decided, measures = served.record, served.record.decided, served.record.measures
+    def log_end(record: DecisionRecord) -> None:
+        measures = record.measures
         log_fields(
             log,
             wanted.end_level,
-            _how_it_ended(served),
-            outcome=served.outcome,
-            route=decided.route,
-            reason=decided.reason,
-            decode_worker=decided.decode_worker,
-            prefill_worker=decided.prefill_worker,
-            is_initial=served.is_initial,
-            hist_tokens=decided.hist_tokens,
-            incr_tokens=decided.incr_tokens,
-            cached_tokens=measures.cached_tokens,
+            _how_it_ended(record),
+            **_chosen(record, _ENDED),
+            **_chosen(measures, _MEASURED),
             **{f"{tier}_tokens": tokens for tier, tokens in measures.hit_tokens.items()},
-            output_tokens=served.output_tokens,
-            ttft_s=served.ttft_s,
-            itl_s=served.itl_s,
-            lasted_s=served.lasted_s,
-            queued_s=measures.queued_s,
-            prefill_s=measures.prefill_s,
-            kv_read_bytes_history=measures.kv_read_bytes_history,
-            kv_read_s_history=measures.kv_read_s_history,
-            kv_read_bytes_increment=measures.kv_read_bytes_increment,
-            kv_read_s_increment=measures.kv_read_s_increment,
-            kv_reload_s=measures.kv_reload_s,
-            retries=record.retries,
-            session_key=record.facts.session_key,
         )
 
     return log_end
 
 
-def _how_it_ended(served: ServedRound) -> str:
-    if served.is_complete:
+def _how_it_ended(record: DecisionRecord) -> str:
+    if record.is_complete:
         return "round finished"
-    return "round left by its client" if served.was_left else "round failed"
+    return "round left by its client" if record.was_left else "round failed"
+
+
+def _chosen(values: object, names: str) -> dict[str, Any]:
+    return {name: getattr(values, name) for name in names.split()}

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
 
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
@@ -20,17 +19,15 @@ from ampd.telemetry import tracing
 from ampd.types import Route
 from ampd.wire import ENGINE_DIED, OVERLOADED, GenerateRequest, RoundReport, encode_task
 from router.calls import CallContext, WorkerCalls
-from router.decision_record import DecisionRecord, RoundFacts
+from router.decision_record import DecisionRecord, notify
 from router.fingerprints import mark_of
 from router.placement import Placement
-from router.prompt_history import PromptHistory
 from router.request import RoundRequest, link
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_log import log_placed
-from router.served import ServedRound, notify
 from router.services import Services
 from router.session_memory import SessionOwner
-from router.unplaced_round import MovingSession, UnplacedRound
+from router.unplaced_round import PromptHistory, UnplacedRound
 from router.worker_deaths import RequestDeaths
 
 log = logging.getLogger(__name__)
@@ -68,21 +65,20 @@ class RoundRun:
         self.request_id = request_id
         self._services = services
         self._before_tokens = 0
+        self._session = services.sessions.find(request.session_id)
         if before is None:
             self._arrival_s = services.clock()
-            self._record = _new_record(request, request_id, services.options.policy)
+            self._record = _new_record(request, request_id, services.policy)
             self._deaths = RequestDeaths(services.deaths, request)
             self._lost: set[str] = set()
             self._last_error: Exception | None = None
-            self._holder = services.sessions.holder(request.session_id)
+            self._holder = self._session.holder
             self._kv_source: str | None = None
             self._placement: Placement | None = None
-            self._is_initial = False
         else:
             self._inherit(before)
-        options = services.options
         self._history = PromptHistory(
-            request, self._record, services.sessions, services.access, options.page_size_tokens, services.prefixes
+            request, self._record, self._session, services.access, services.page_size_tokens, services.prefixes
         )
         self._unreached: Placement | None = None
         self._is_closed = False
@@ -96,12 +92,13 @@ class RoundRun:
 
     def _inherit(self, before: RoundRun) -> None:
         """Go on from where the earlier try was lost. A round without output still counts from its first arrival."""
-        has_output = self._request.continued_tokens > 0
+        has_output = self._request.has_output
         self._arrival_s = self._services.clock() if has_output else before._arrival_s
         self._before_tokens = self._request.continued_tokens
         self._record, self._deaths = before._record, before._deaths
+        self._record.ttft_s, self._record.itl_s, self._record.output_tokens = None, None, self._before_tokens
         self._lost, self._last_error, self._holder = before._lost, before._last_error, before._holder
-        self._placement, self._is_initial = before._placement, before._is_initial
+        self._placement = before._placement
         # A prefill worker of the round still has the whole context: the next decode worker reads it from there.
         source = before._kv_source if has_output else None
         self._kv_source = None if source in self._lost else source
@@ -174,7 +171,7 @@ class RoundRun:
                 return True  # its worker has told more
             self._withdraw(placement)
             if not is_stopped():
-                self._count_failure(_as_lost(error, has_output=self._request.continued_tokens > 0))
+                self._count_failure(_as_lost(error, has_output=self._request.has_output))
                 self._check_retries()
             return False
         if self._kv_source is not None:
@@ -182,7 +179,7 @@ class RoundRun:
         return True
 
     def _check_retries(self) -> None:
-        if self._record.retries > self._services.options.retries:
+        if self._record.retries > self._services.retries:
             text = f"{self._record.retries} workers failed this round; the last one: {self._last_error}"
             raise RoundRefusedError(UNAVAILABLE, text)
 
@@ -195,43 +192,31 @@ class RoundRun:
             raise
         except RoundRefusedError as error:
             raise self._unplaceable(error) from error
-        self._is_initial = self._is_initial or placement.is_new_session
+        self._record.is_initial |= placement.is_new_session
         self._placement = self._unreached = placement
         self._services.access.undeleted.pop(self._request.session_id, None)
         self._record.placed(placement.plan, placement.binding)
         self._holder = placement.plan.holder.worker_id if placement.plan.holder else self._holder
-        log_placed(self._services.options.round_log, self._record)
+        log_placed(self._services.round_log, self._record)
         return placement
 
     def _unplaced(self) -> UnplacedRound:
-        request, sessions = self._request, self._services.sessions
-        has_output = request.continued_tokens > 0
+        request, placement = self._request, self._placement
+        # A round in progress was admitted before, also by a coordinator that died.
+        is_admitted = placement is not None or request.has_output
         return UnplacedRound(
-            session_id=request.session_id,
-            tenant=request.tenant,
-            prompt_tokens=len(request.token_ids),
-            slo=request.slo,
-            arrival_s=self._arrival_s,
-            has_output=has_output,
-            hist_tokens=self._history.held_by,
-            shared_tokens=self._history.shared,
+            request,
+            self._session,
+            self._history,
+            self.request_id,
+            self._deaths.prompt_digest,
+            self._arrival_s,
+            binding=placement.binding if placement else self._session.binding,
+            holder=self._holder,
+            may_move=not (is_admitted or request.is_announcement),
+            is_admitted=is_admitted,
             local_only=local_only(RESUMED if self._kv_source else None, request.uncarried),
-            binding=self._placement.binding if self._placement else sessions.binding(request.session_id),
             lost=self._lost,
-            fingerprint_mark=request.continued_mark,
-            ends_session=request.ends_session,
-            prompt_digest=self._deaths.prompt_digest,
-            request_id=self.request_id,
-            session_missed=sessions.has_missed(request.session_id),
-            is_settled=sessions.is_settled(request.session_id),
-            rebound=sessions.rebound,
-            # A round in progress was admitted before, also by a coordinator that died.
-            is_admitted=self._placement is not None or has_output,
-            moving=MovingSession(
-                may_move=self._placement is None and not (request.is_announcement or has_output),
-                moved_s=sessions.moved_s(request.session_id),
-                holder=self._holder,
-            ),
         )
 
     def _unplaceable(self, error: RoundRefusedError) -> RoundRefusedError:
@@ -261,7 +246,7 @@ class RoundRun:
                 "request_id": self.request_id,
                 "tell": self._services.ends.address,
                 "age_s": now_s - self._arrival_s,
-                "link": link(self._record.facts.trace_id, request.client_prompt_tokens, mark),
+                "link": link(self._record.trace_id, request.client_prompt_tokens, mark),
                 "prompt_tokens": request.client_prompt_tokens,
                 "continued_tokens": request.continued_tokens,
                 "record": self._record.as_dict() if request.wants_record else None,
@@ -319,19 +304,22 @@ class RoundRun:
             self._count_failure(
                 WorkerLostError(worker_id, told.message, has_died=has_died, start=told.start, lives=told.lives)
             )
-        decided = self._record.decided
-        self._record.decided = replace(decided, route=str(Route.LOCAL), reason=told.reason, prefill_worker=None)
+        record = self._record
+        record.route, record.reason, record.prefill_worker = str(Route.LOCAL), told.reason, None
         log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, told.message)
 
     def _ended(self, ended: RoundEnded) -> None:
         self.end = ended
-        self._record.ttft_s = ended.ttft_s
-        measures, is_remote = self._record.measures, self._record.decided.prefill_worker is not None
+        record = self._record
+        record.ttft_s, record.itl_s = ended.ttft_s, ended.itl_s
+        record.output_tokens = self._before_tokens + len(ended.tokens) // TOKEN_BYTES
+        record.is_complete = ended.outcome == "complete"
         if ended.prefill is not None:
-            measures.prefilled(ended.prefill)
-            self._take_report(self._record.decided.prefill_worker or "", ended.prefill)
+            record.measures.prefilled(ended.prefill)
+            self._take_report(record.prefill_worker or "", ended.prefill)
         if ended.decode is not None:
-            (measures.read_increment if is_remote or self._kv_source else measures.prefilled)(ended.decode)
+            is_read = bool(record.prefill_worker or self._kv_source)
+            (record.measures.read_increment if is_read else record.measures.prefilled)(ended.decode)
             self._take_report(self.worker_id, ended.decode)
         if ended.has_begun:
             self._reached()
@@ -357,7 +345,7 @@ class RoundRun:
         if self._unreached is not None:
             self._withdraw(self._unreached)
         plan = self._placement.plan if self._placement else None
-        if plan is not None and self._record.decided.prefill_worker is not None:
+        if plan is not None and self._record.prefill_worker is not None:
             self._kv_source = plan.decision.worker_id
         self._count_failure(error)
         log.warning("a round of session %r was lost: %s", self._request.session_id, error)
@@ -424,42 +412,28 @@ class RoundRun:
         placement, request, services = self._placement, self._request, self._services
         if placement is None or request.is_announcement:
             return  # an announcement has no latency to judge, and the next prompt goes on from the last round's context
-        served = self._served(was_left=was_left)
+        record, record.was_left = self._record, was_left
+        record.lasted_s = services.clock() - self._arrival_s
         if request.ends_session:
             used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._kv_source, self._holder}
             services.spawn(self._end_session({worker_id for worker_id in used | self._lost if worker_id}))
         else:
-            self._remember(placement, served)
-        notify(services.observers, served)
+            self._remember(placement, record)
+        notify(services.observers, record)
 
-    def _remember(self, placement: Placement, served: ServedRound) -> None:
-        self._leave_history(placement, is_complete=served.is_complete)
+    def _remember(self, placement: Placement, record: DecisionRecord) -> None:
+        self._leave_history(placement, is_complete=record.is_complete)
         request, end = self._request, self.end
-        has_begun = (end is not None and end.has_begun) or request.continued_tokens > 0
+        has_begun = (end is not None and end.has_begun) or request.has_output
         self._services.sessions.remember(
             placement.binding,
             request.prompt + (end.tokens if end else b""),
-            computed_tokens=None if has_begun else self._record.kept_tokens,
-            missed=served.ttft_s is not None and not (served.ttft_met and served.itl_met),
-            moved=bool(self._record.move_reason),
-            holder=None if served.is_complete else self._holder,
+            computed_tokens=None if has_begun else record.kept_tokens,
+            missed=record.ttft_s is not None and not (record.ttft_met and record.itl_met),
+            moved=bool(record.move_reason),
+            holder=None if record.is_complete else self._holder,
             owner=SessionOwner(request.client_session_id or "", request.tenant, self._services.clock()),
-            is_complete=served.is_complete,
-        )
-
-    def _served(self, *, was_left: bool) -> ServedRound:
-        """The round as far as it came."""
-        end = self.end
-        return ServedRound(
-            self._record,
-            self._request.slo,
-            is_initial=self._is_initial,
-            is_complete=self.is_complete,
-            ttft_s=end.ttft_s if end else None,
-            itl_s=end.itl_s if end else None,
-            output_tokens=self._before_tokens + (len(end.tokens) // TOKEN_BYTES if end else 0),
-            was_left=was_left,
-            lasted_s=self._services.clock() - self._arrival_s,
+            is_complete=record.is_complete,
         )
 
     def _leave_history(self, placement: Placement, *, is_complete: bool) -> None:
@@ -526,14 +500,12 @@ def _as_lost(error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -
 
 def _new_record(request: RoundRequest, request_id: str, policy: str) -> DecisionRecord:
     trace = tracing.current()
-    facts = RoundFacts(
+    return DecisionRecord(
         session_id=request.client_session_id or request.session_id,
-        session_key=request.session_id,
         policy=policy,
+        slo=request.slo,
+        session_key=request.session_id,
         request_id=trace.request_id if trace else request_id,
         trace_id=trace.trace_id if trace else None,
-        ttft_target_s=request.slo.ttft_s,
-        itl_target_s=request.slo.itl_s,
         clamped_targets=request.clamped_targets,
     )
-    return DecisionRecord(facts)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 from ampd.telemetry.metrics.exposition import LabelValues
 from ampd.telemetry.windows import LENGTH_S, WindowCounts, latency_counts, microseconds
 from ampd.types import ServedWindow
-from router.served import ServedRound
+from router.decision_record import DecisionRecord
+
+
+class Counts(Counter[str]):
+    """Events since the start of the process: sessions `bound` and `moved`, rounds `refused` and `unnamed`.
+
+    Attributes:
+        on_add: called with each event.
+    """
+
+    on_add: Callable[[Mapping[str, int]], None] = staticmethod(lambda _: None)
+
+    def add(self, event: str) -> None:
+        self[event] += 1
+        self.on_add({event: 1})
 
 
 class RoundWindow:
@@ -18,32 +33,23 @@ class RoundWindow:
         self._counts = WindowCounts(length_s, clock)
         self._reasons = LabelValues()
 
-    def __call__(self, served: ServedRound) -> None:
-        decided = served.record.decided
+    def __call__(self, record: DecisionRecord) -> None:
         counts = {
-            f"outcome {served.outcome}": 1,
-            f"route {decided.route} {self._reasons(decided.reason)}": 1,
-            "output_tokens": served.output_tokens,
-            "ttft_targets_us": microseconds(served.slo.ttft_s),
-            "itl_targets_us": microseconds(served.slo.itl_s),
+            f"outcome {record.outcome}": 1,
+            f"route {record.route} {self._reasons(record.reason)}": 1,
+            "output_tokens": record.output_tokens,
+            "ttft_targets_us": microseconds(record.slo.ttft_s),
+            "itl_targets_us": microseconds(record.slo.itl_s),
         }
-        if served.ttft_s is not None:
-            counts |= latency_counts("ttft_initial" if served.is_initial else "ttft_incremental", served.ttft_s)
-        if served.itl_s is not None:
-            counts |= latency_counts("itl", served.itl_s)
+        if record.ttft_s is not None:
+            counts |= latency_counts("ttft_initial" if record.is_initial else "ttft_incremental", record.ttft_s)
+        if record.itl_s is not None:
+            counts |= latency_counts("itl", record.itl_s)
         self._counts.add(counts)
 
-    def add_sessions(self, bound: int, moved: int) -> None:
-        """Count sessions that have just been bound, or moved to another decode worker."""
-        self._counts.add({"bound": bound, "moved": moved})
-
-    def add_refused(self) -> None:
-        """Count a round that was refused because of load."""
-        self._counts.add({"refused": 1})
-
-    def add_unnamed(self) -> None:
-        """Count a round whose client named no session."""
-        self._counts.add({"unnamed": 1})
+    def add(self, events: Mapping[str, int]) -> None:
+        """Count what has just happened, see `Counts`."""
+        self._counts.add(events)
 
     def read(self) -> ServedWindow:
         """The rounds that ended within the window."""

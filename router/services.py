@@ -7,30 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampd.telemetry.logs import RoundLog
+from router.decision_record import Observer
 from router.placement import Placer
-from router.prompt_history import KnownPrefixes
 from router.round_ends import RoundEnds
-from router.served import Observer
 from router.session_memory import SessionMemory
+from router.unplaced_round import KnownPrefixes
 from router.worker_access import WorkerAccess
 from router.worker_deaths import WorkerDeaths
-
-
-@dataclass(frozen=True, slots=True)
-class RoundOptions:
-    """Settings that concern single rounds.
-
-    Attributes:
-        policy: name of the routing policy, for the decision record.
-        retries: lost workers that a round survives.
-        page_size_tokens: tokens per KV page of the workers.
-        round_log: which log lines are written for rounds that go well.
-    """
-
-    policy: str
-    retries: int
-    page_size_tokens: int
-    round_log: RoundLog = RoundLog.END
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,24 +21,31 @@ class Services:
     """The parts of a coordinator that its rounds use.
 
     Attributes:
+        policy: name of the routing policy, for the decision record.
+        retries: lost workers that a round survives.
+        page_size_tokens: tokens per KV page of the workers.
         spawn: starts work that outlives the round.
         deaths: the workers that died under rounds.
         ends: the rounds that workers have.
         refused: called with the status and the message of a round that its worker has refused.
         observers: called with each round at its end.
+        round_log: which log lines are written for rounds that go well.
         prefixes: the prefixes that sessions share.
     """
 
     placer: Placer
     access: WorkerAccess
     sessions: SessionMemory
-    options: RoundOptions
+    policy: str
+    retries: int
+    page_size_tokens: int
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
     ends: RoundEnds[Any]
     refused: Callable[[int, str], None] = lambda _status, _message: None
     observers: tuple[Observer, ...] = ()
+    round_log: RoundLog = RoundLog.END
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:

@@ -83,12 +83,12 @@ class SessionControl:
             key, binding = client_id, own
         else:
             binding = await self._store.binding(str(key))
-        owner = self._services.sessions.owner(str(key))
+        owner = self._services.sessions.find(str(key)).owner
         return str(key), tenant or (owner.tenant if owner else ""), binding
 
     def _is_known(self, key: str, binding: Binding | None) -> bool:
         """Whether the session is alive: it is bound, a worker holds its KV, or this replica has served it."""
-        return binding is not None or key in self._held() or self._services.sessions.owner(key) is not None
+        return binding is not None or key in self._held() or self._services.sessions.find(key).owner is not None
 
     def _held(self) -> dict[str, dict[str, int]]:
         """Session -> worker -> tokens whose KV the worker holds."""
@@ -100,7 +100,7 @@ class SessionControl:
 
     def _described(self, key: str, held: Mapping[str, int]) -> dict[str, Any]:
         """A session; None for what only the replica that served its last round knows."""
-        owner = self._services.sessions.owner(key)
+        owner = self._services.sessions.find(key).owner
         return {
             "session_key": key,
             "session_id": owner.client_id if owner else None,

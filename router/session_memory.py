@@ -12,7 +12,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,17 +71,38 @@ class SessionOwner:
     served_s: float
 
 
-@dataclass(slots=True)
-class _Entry:
-    binding: Binding
-    context: bytes
-    computed_tokens: int
-    expires_s: float
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What this replica knows of a session after the last round that it served.
+
+    Attributes:
+        binding: the binding that held then; None: the session was not served here.
+        context: the last prompt and its output, packed.
+        computed_tokens: of the context; the prefill of the rest did not end.
+        has_missed: a round missed one of its targets.
+        owner: the client's side; None: it is not known.
+        moved_s: when a round found the session at another owner than the round before; minus infinity: never.
+        holder: the owner before, if the session moved and no round has been completed since; it has the history.
+        is_settled: the last round was served here, and was completed.
+    """
+
+    binding: Binding | None = None
+    context: bytes = b""
+    computed_tokens: int = 0
+    expires_s: float = float("inf")
     has_missed: bool = False
     owner: SessionOwner | None = None
     moved_s: float = float("-inf")
     holder: str | None = None
-    is_settled: bool = True
+    is_settled: bool = False
+
+    def overlap(self, prompt: bytes) -> Overlap:
+        """Compare a packed prompt with the last context."""
+        common_tokens = common_prefix_tokens(self.context, prompt)
+        return Overlap(common_tokens, len(self.context) // 4, min(common_tokens, self.computed_tokens))
+
+
+UNKNOWN = Session()
 
 
 class SessionMemory:
@@ -97,53 +118,23 @@ class SessionMemory:
         self._limits = limits
         self._clock = clock
         self._bytes = 0
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._sessions: OrderedDict[str, Session] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._sessions)
 
-    def binding(self, session_id: str) -> Binding | None:
-        """The binding that held when this replica last served the session."""
-        entry = self._find(session_id)
-        return entry.binding if entry else None
+    def find(self, session_id: str) -> Session:
+        """What is known of a session."""
+        session = self._sessions.get(session_id, UNKNOWN)
+        if session.expires_s <= self._clock():
+            self.forget(session_id)
+            return UNKNOWN
+        return session
 
     def rebound(self, binding: Binding) -> None:
         """Another replica has moved the session."""
-        if (entry := self._find(binding.session_id)) is not None:
-            entry.binding, entry.is_settled = binding, False
-
-    def is_settled(self, session_id: str) -> bool:
-        """Whether the session's last round was served here, and was completed."""
-        entry = self._find(session_id)
-        return entry is not None and entry.is_settled
-
-    def has_missed(self, session_id: str) -> bool:
-        """Whether a round of the session that was served here missed one of its targets."""
-        entry = self._find(session_id)
-        return entry is not None and entry.has_missed
-
-    def owner(self, session_id: str) -> SessionOwner | None:
-        """The client's side of a session that was served here; None: it was not."""
-        entry = self._find(session_id)
-        return entry.owner if entry else None
-
-    def moved_s(self, session_id: str) -> float:
-        """When a round that was served here found the session at another owner than the round before."""
-        entry = self._find(session_id)
-        return entry.moved_s if entry else float("-inf")
-
-    def holder(self, session_id: str) -> str | None:
-        """The owner before, if the session has moved and no round served here was complete since then."""
-        entry = self._find(session_id)
-        return entry.holder if entry else None
-
-    def overlap(self, session_id: str, prompt: bytes) -> Overlap:
-        """Compare a packed prompt with the session's last context."""
-        entry = self._find(session_id)
-        if entry is None or not entry.context:
-            return Overlap()
-        common_tokens = common_prefix_tokens(entry.context, prompt)
-        return Overlap(common_tokens, len(entry.context) // 4, min(common_tokens, entry.computed_tokens))
+        if (session := self.find(binding.session_id)) is not UNKNOWN:
+            self._sessions[binding.session_id] = replace(session, binding=binding, is_settled=False)
 
     def remember(
         self,
@@ -165,8 +156,8 @@ class SessionMemory:
             moved: the session moved with this round. It may have been unknown here before.
             holder: the owner before, which still has KV that the round has not brought to the new one.
         """
-        missed = missed or self.has_missed(binding.session_id)
-        moved_s, before = self.moved_s(binding.session_id), self.binding(binding.session_id)
+        known = self.find(binding.session_id)
+        before, moved_s = known.binding, known.moved_s
         if before is not None and before.epoch > binding.epoch:
             # The session has moved meanwhile. What this round has computed is still at its own worker.
             holder, binding = holder or binding.worker_id, before
@@ -176,23 +167,23 @@ class SessionMemory:
         if owner is not None and moved:
             moved_s = owner.served_s
         self.forget(binding.session_id)
-        computed = len(context) // 4 if computed_tokens is None else computed_tokens
-        self._entries[binding.session_id] = _Entry(
-            binding, context, computed, expires_s, missed, owner, moved_s, holder, is_complete and holder is None
+        self._sessions[binding.session_id] = Session(
+            binding,
+            context,
+            len(context) // 4 if computed_tokens is None else computed_tokens,
+            expires_s,
+            missed or known.has_missed,
+            owner,
+            moved_s,
+            holder,
+            is_complete and holder is None,
         )
         self._bytes += len(context) + _ENTRY_BYTES
-        while self._bytes > self._max_bytes and self._entries:
-            self.forget(next(iter(self._entries)))
+        while self._bytes > self._max_bytes and self._sessions:
+            self.forget(next(iter(self._sessions)))
 
     def forget(self, session_id: str) -> None:
         """Drop a session that ended."""
-        entry = self._entries.pop(session_id, None)
-        if entry is not None:
-            self._bytes -= len(entry.context) + _ENTRY_BYTES
-
-    def _find(self, session_id: str) -> _Entry | None:
-        entry = self._entries.get(session_id)
-        if entry is not None and entry.expires_s <= self._clock():
-            self.forget(session_id)
-            return None
-        return entry
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._bytes -= len(session.context) + _ENTRY_BYTES

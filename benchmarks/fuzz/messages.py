@@ -51,7 +51,7 @@ from ampd.types import CoordinatorView, Parallelism, PrefillTask, Role, Route, S
 from ampd.wire import RoundReport, parse_error
 from benchmarks.fuzz.mutations import changed, changed_bytes, changed_json, changed_text
 from benchmarks.fuzz.target import Target
-from router.decision_record import DecisionRecord, RoundFacts
+from router.decision_record import DecisionRecord
 from router.request import link, parse_round
 from router.round_errors import RoundRefusedError
 from router.session_memory import pack_tokens
@@ -279,7 +279,7 @@ def _read_told(data: bytes) -> None:
 def _take_report(value: Any) -> None:
     """Into the decision record that a client gets, and into the view of the next decisions."""
     report = msgspec.convert(value, RoundReport)
-    record = DecisionRecord(RoundFacts("s", "p"))
+    record = DecisionRecord("s", "p", Slo(1.0, 0.1))
     record.measures.prefilled(report)
     record.measures.read_increment(report)
     json.dumps(record.as_dict(), allow_nan=False)

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 from ampd.telemetry.tracing import Trace
-from router.decision_record import DecisionRecord, RoundFacts
+from ampd.types import Slo
+from router.decision_record import DecisionRecord
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "tracing.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ def first_cells(text: str) -> set[str]:
 
 
 def test_every_field_of_the_decision_record_is_described_and_no_other() -> None:
-    assert first_cells(section("The decision record")) == DecisionRecord(RoundFacts("s", "p")).as_dict().keys()
+    assert first_cells(section("The decision record")) == DecisionRecord("s", "p", Slo(1.0, 0.1)).as_dict().keys()
 
 
 def test_every_message_of_a_round_is_described() -> None:

@@ -7,10 +7,10 @@ import asyncio
 import random
 import shlex
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from redis.asyncio import Redis
@@ -29,7 +29,11 @@ from router.admission import AdmissionGate
 from router.coordinator_publisher import CoordinatorViewPublisher
 from router.lease_probe import LeaseProbe
 from router.placement import Placement, Placer
+from router.request import parse_round
 from router.round_errors import WorkerLostError
+from router.round_window import Counts
+from router.session_memory import UNKNOWN
+from router.targets import TargetLimits
 from router.unplaced_round import UnplacedRound
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_proxy import TcpProxy
@@ -57,6 +61,14 @@ class Calls:
         return {"matched": 0}
 
 
+class NoHistory:
+    def shared(self, _: Sequence[WorkerView]) -> dict[str, int]:
+        return {}
+
+    async def held_by(self, _: WorkerView) -> int:
+        return 0
+
+
 class Graph:
     """Two decode workers and a prefill worker with their publishers, and a coordinator's view and placer."""
 
@@ -69,8 +81,10 @@ class Graph:
         policies = PlacementPolicies(
             registry.create("binding", "least-kv"), registry.create("routing", "always-remote"), model, rng
         )
-        gate = AdmissionGate(Admission(0, 0, model, SLO, rng), self.view, lambda: 1)
-        self._placer = Placer(self.view, store, policies, SessionLimits(60.0), 60.0, gate, BackgroundTasks().spawn)
+        gate = AdmissionGate(Admission(0, 0, model, SLO, rng), self.view, lambda: 1, Counts())
+        self._placer = Placer(
+            self.view, store, policies, SessionLimits(60.0), 60.0, gate, BackgroundTasks().spawn, Counts()
+        )
         self._rounds = 0
 
     async def add_worker(self, store: StateStore, worker_id: str, role: Role) -> None:
@@ -82,11 +96,11 @@ class Graph:
     async def place(self) -> Placement:
         self._rounds += 1
 
-        async def no_history(_: WorkerView) -> int:
-            return 0
-
-        session = f"session-{self._rounds}"
-        return await self._placer.place(UnplacedRound(session, "", 64, SLO, time.monotonic(), no_history, None, None))
+        request = {"token_ids": [1] * 64, "agent_context": {"session_id": f"session-{self._rounds}"}}
+        round_ = parse_round(request, TargetLimits(SLO))
+        return await self._placer.place(
+            UnplacedRound(round_, UNKNOWN, cast(Any, NoHistory()), "", "", time.monotonic())
+        )
 
     def is_complete(self) -> bool:
         return len(self.view.decode()) == 2 and len(self.view.prefill()) == 1

@@ -23,12 +23,13 @@ from ampd.wire import KvReply, KvRequest, error_text, parse_error
 from router.admission import AdmissionGate
 from router.calls import worker_error
 from router.own_tokenizer import OwnTokenizer
-from router.placement import Placer, SessionMoves, log_left_out
+from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_run import RoundRun, pipe
-from router.services import RoundOptions, Services
+from router.round_window import Counts
+from router.services import Services
 from router.session_memory import SessionMemory
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess
@@ -333,7 +334,8 @@ class Replica:
         self.in_progress = 1
         model = load_performance_model("tiny-cpu")
         admission = Admission(max_wait, max_rounds, model, SLO, random.Random(1))
-        self.gate = AdmissionGate(admission, self.view, lambda: self.in_progress)
+        self.counts = Counts()
+        self.gate = AdmissionGate(admission, self.view, lambda: self.in_progress, self.counts)
         policies = PlacementPolicies(
             Failing() if failing == "binding" else registry.create("binding", "least-kv"),
             Failing() if failing == "routing" else registry.create("routing", routing),
@@ -353,11 +355,15 @@ class Replica:
                 suspect_s=60.0,
                 gate=self.gate,
                 spawn=self._spawn,
-                moves=SessionMoves(self.view, moves),
+                counts=self.counts,
+                moves=moves,
+                rebound=sessions.rebound,
             ),
             access=access,
             sessions=sessions,
-            options=RoundOptions(policy=routing, retries=retries, page_size_tokens=16),
+            policy=routing,
+            retries=retries,
+            page_size_tokens=16,
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
             deaths=WorkerDeaths(self.store),

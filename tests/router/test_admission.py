@@ -30,7 +30,7 @@ async def test_a_new_session_is_refused_before_anything_of_it_is_entered() -> No
         assert (retry_after_s(str(refused.value)) or 0) >= 1
         assert replica.gate.decisions == {("new", "wait"): 1}
         assert not replica.workers.calls
-        assert replica.services.sessions.binding("s") is None
+        assert replica.services.sessions.find("s").binding is None
     assert {len(queue) for queue in (await queues(state)).values()} == {len(LONG)}
 
 

@@ -120,18 +120,18 @@ async def test_a_view_is_read_from_the_coordinator() -> None:
         ),
         observers=(window,),
     )
-    coordinator.session_counts.subscribe(window.add_sessions)
+    coordinator.counts.on_add = window.add
     read_view = CoordinatorViewReader("c1", coordinator, settings, window, lambda: 4096)
     assert not read_view().is_state_heard
     await coordinator.start()
-    coordinator.session_counts.add(bound=5, moved=2)
-    assert read_view().window.counts["bound"] == read_view().window.counts["bound"] == 5
-    coordinator.session_counts.add(bound=1)
+    for event in ("bound", "bound", "moved"):
+        coordinator.counts.add(event)
+    assert read_view().window.counts["bound"] == read_view().window.counts["bound"] == 2
+    coordinator.counts.add("bound")
     view = read_view()
-    assert (view.window.counts["bound"], view.window.counts["moved"]) == (6, 2)
+    assert (view.window.counts["bound"], view.window.counts["moved"]) == (3, 1)
     assert (view.coordinator_id, view.slo) == ("c1", Slo(0.5, 0.05))
     assert (view.routing, view.binding, view.pools) == ("ampd(alpha=0.8)", "least-kv", "predictive")
     assert (view.rounds_in_progress, view.is_leading, view.is_state_heard) == (0, False, True)
-    counts = coordinator.session_counts
-    assert (counts.bound, counts.moved) == (6, 2)
+    assert coordinator.counts == {"bound": 3, "moved": 1}
     await coordinator.stop()

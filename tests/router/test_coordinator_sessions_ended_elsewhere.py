@@ -62,4 +62,4 @@ async def test_a_coordinator_forgets_a_session_that_ended() -> None:
     memory = coordinator._services.sessions
     memory.remember(Binding("s", "d0", 1), b"")
     coordinator.view.apply(SessionEnded("s"))
-    assert memory.binding("s") is None
+    assert memory.find("s").binding is None

@@ -7,7 +7,7 @@ from typing import Any
 from ampd.serving.placement import Plan
 from ampd.state.store import Binding
 from ampd.types import PrefillTask, Role, Route, RouteDecision, Slo, WorkerView
-from router.decision_record import DecisionRecord, RoundFacts
+from router.decision_record import DecisionRecord
 
 OWNER = WorkerView("d", Role.DECODE)
 TASK = PrefillTask("t", "s", 32, 16, 0.0, Slo(1.0, 0.1))
@@ -32,7 +32,7 @@ def report(**more: Any) -> Any:
 
 
 def test_a_later_placement_replaces_the_first_and_keeps_why_the_session_moved() -> None:
-    record = DecisionRecord(RoundFacts("s", "ampd"))
+    record = DecisionRecord("s", "ampd", Slo(1.0, 0.1))
     placed(record, "p", "ttft-slack", move_reason="role")
     placed(record, "d", "no-prefill-worker")
     told = record.as_dict()
@@ -42,7 +42,7 @@ def test_a_later_placement_replaces_the_first_and_keeps_why_the_session_moved() 
 
 
 def test_reads_add_up_over_tries_and_reloads_over_workers() -> None:
-    record = DecisionRecord(RoundFacts("s", "ampd"))
+    record = DecisionRecord("s", "ampd", Slo(1.0, 0.1))
     record.measures.prefilled(report(reload_s=0.5))
     record.measures.prefilled(report(hit_tokens={"peer": 16}))
     record.measures.read_increment(report(reload_s=0.25))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ampd.keys import page_keys
 from ampd.serving.shared_prefixes import prefix_key
-from router.prompt_history import KnownPrefixes
 from router.session_memory import pack_tokens
+from router.unplaced_round import KnownPrefixes
 
 PAGE = 16
 SYSTEM = list(range(64))

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ampd.telemetry.metrics import names
 from ampd.telemetry.windows import latency_summary
 from ampd.types import ServedWindow, Slo
-from router.decision_record import Decided, DecisionRecord, RoundFacts
+from router.decision_record import DecisionRecord
 from router.round_window import RoundWindow
-from router.served import ServedRound
 
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 START_S = 1000.25
@@ -26,10 +25,15 @@ class Clock:
         return self.now_s
 
 
-def served(route: str = "local", reason: str = "on-time", ttft_s: float | None = 0.1, **fields: object) -> ServedRound:
-    round_ = ServedRound(
-        DecisionRecord(RoundFacts("s", "ampd"), Decided(route, reason)),
+def served(
+    route: str = "local", reason: str = "on-time", ttft_s: float | None = 0.1, **fields: object
+) -> DecisionRecord:
+    round_ = DecisionRecord(
+        "s",
+        "ampd",
         SLO,
+        route=route,
+        reason=reason,
         is_initial=False,
         is_complete=True,
         ttft_s=ttft_s,
@@ -49,7 +53,7 @@ def routes_in(view: ServedWindow) -> dict[str, int]:
     return {word: count for word, count in view.counts.items() if word.startswith("route ")}
 
 
-def window_of(*rounds: ServedRound) -> RoundWindow:
+def window_of(*rounds: DecisionRecord) -> RoundWindow:
     window = RoundWindow(clock=Clock())
     for round_ in rounds:
         window(round_)
@@ -105,9 +109,7 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     clock = Clock()
     window = RoundWindow(length_s=10, clock=clock)
     window(served())
-    window.add_sessions(3, 1)
-    window.add_refused()
-    window.add_unnamed()
+    window.add({"bound": 3, "moved": 1, "refused": 1, "unnamed": 1})
     clock.now_s += 9.5
     window(served(ttft_s=0.3))
     before = window.read()

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from ampd.keys import session_key
 from ampd.telemetry.metrics import names
 from ampd.types import Role, Slo
-from router.decision_record import DecisionRecord, RoundFacts
+from router.decision_record import DecisionRecord, notify
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
-from router.served import ServedRound, notify
 from tests.router.replica_lab import PROMPT, FakeContext, Replica, cluster, worker
 from tests.waiting import until
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 
 
-def round_that(**facts: Any) -> ServedRound:
+def round_that(**facts: Any) -> DecisionRecord:
     """A complete round within both targets, but for `facts`."""
     usual = {"is_initial": True, "is_complete": True, "was_left": False, "lasted_s": 2.0, "output_tokens": 10}
-    return ServedRound(DecisionRecord(RoundFacts("s", "ampd")), SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
+    return DecisionRecord("s", "ampd", SLO, **{**usual, "ttft_s": 0.5, "itl_s": 0.05, **facts})
 
 
 @pytest.mark.parametrize(
@@ -69,9 +68,9 @@ def test_every_round_counts_as_one_known_outcome(
 
 
 def test_an_observer_that_fails_concerns_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[ServedRound] = []
+    told: list[DecisionRecord] = []
 
-    def fails(_: ServedRound) -> None:
+    def fails(_: DecisionRecord) -> None:
         raise ValueError("disk full")
 
     with caplog.at_level(logging.ERROR):
@@ -84,11 +83,11 @@ class Told:
     """A replica with an observer; what that was told."""
 
     def __init__(self, replica: Replica) -> None:
-        self.rounds: list[ServedRound] = []
+        self.rounds: list[DecisionRecord] = []
         replica.services = replace(replica.services, observers=(self.rounds.append,))
 
     @property
-    def only(self) -> ServedRound:
+    def only(self) -> DecisionRecord:
         (served,) = self.rounds
         return served
 
@@ -101,7 +100,7 @@ async def test_told_once_of_a_round_that_ends_by_itself(routing: str) -> None:
         await replica.round()
         served = told.only
         assert (served.is_initial, served.is_complete, served.was_left) == (True, True, False)
-        assert (served.record.decided.route, served.output_tokens) == (routing.removeprefix("always-"), 5)
+        assert (served.route, served.output_tokens) == (routing.removeprefix("always-"), 5)
         assert served.ttft_s is not None
         assert served.itl_s is not None
         assert served.lasted_s >= served.ttft_s + 4 * served.itl_s
@@ -173,8 +172,8 @@ async def test_told_once_of_a_round_that_goes_on_elsewhere() -> None:
         told = Told(replica)
         replica.workers.fail["generate", "d1"] = 2
         await replica.round()
-        assert (told.only.is_complete, told.only.record.retries, told.only.is_initial) == (True, 1, True)
-        assert (replica.services.placer.counters.bound, replica.services.placer.counters.moved) == (1, 1)
+        assert (told.only.is_complete, told.only.retries, told.only.is_initial) == (True, 1, True)
+        assert (replica.counts["bound"], replica.counts["moved"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +207,12 @@ async def test_sessions_are_counted_where_they_are_bound() -> None:
         await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "a"): 64}), 60.0)
         await asyncio.sleep(0)
         await other.round("a")
-        counters = [replica.services.placer.counters for replica in (replica, other)]
-        assert [counter.bound for counter in counters] == [2, 0]
+        counters = [replica.counts for replica in (replica, other)]
+        assert [counter["bound"] for counter in counters] == [2, 0]
         await replica.store.remove_worker("d1")
         await asyncio.sleep(0)
         await replica.round("a")
-        assert [counter.moved for counter in counters] == [1, 0], "by the one that moved it"
+        assert [counter["moved"] for counter in counters] == [1, 0], "by the one that moved it"
 
 
 async def _take(stream: AsyncIterator[Any], count: int) -> None:

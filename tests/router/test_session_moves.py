@@ -60,8 +60,8 @@ async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_ther
         assert (request["history_worker_id"], request["history_tp"]) == ("d1", 1)
         assert request["task"]["hist_tokens"] == record["hist_tokens"] == len(PROMPT) - 1
         assert replica.workers.asked("kv release_session") == ["d1"]
-        assert replica.services.placer.moves.made == {"role": 1}
-        assert replica.services.placer.counters.moved == 0, "its worker was not lost"
+        assert replica.services.placer.moves_made == {"role": 1}
+        assert replica.counts["moved"] == 0, "its worker was not lost"
         assert KEY not in replica.view.worker("d1").held_tokens
         _, record = await replica.round()
         assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
@@ -176,12 +176,12 @@ async def test_the_loser_of_a_race_of_moves_follows_the_winner() -> None:
     state = await cluster(worker("d1"), worker("d2", kv_used_tokens=1), worker("d3", kv_used_tokens=2))
     async with Replica(state, "always-local", moves="any") as replica:
         await turned(replica)
-        before = replica.services.sessions.binding(KEY)
+        before = replica.services.sessions.find(KEY).binding
         assert before is not None
         assert (await replica.store.rebind(before, "d3", 60.0)).accepted
         _, record = await replica.round()
         assert (record["decode_worker"], record["epoch"]) == ("d3", 2)
-        assert not replica.services.placer.moves.made.total()
+        assert not replica.services.placer.moves_made.total()
 
 
 async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history() -> None:
@@ -190,11 +190,11 @@ async def test_a_replica_that_missed_a_move_makes_none_and_knows_the_new_history
         await late.store.publish_worker(worker("d1", Role.PREFILL), 60.0)
         await late.store.publish_worker(worker("d2", held_tokens={KEY: len(PROMPT)}), 60.0)
         await asyncio.sleep(0)
-        assert late.services.sessions.binding(KEY).worker_id == "d1"
+        assert late.services.sessions.find(KEY).binding.worker_id == "d1"
         _, record = await late.round()
         assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
         assert record["hist_tokens"] == len(PROMPT) - 1
-        assert not late.services.placer.moves.made.total()
+        assert not late.services.placer.moves_made.total()
 
 
 async def test_a_replica_that_missed_a_move_does_not_move_the_session_back() -> None:

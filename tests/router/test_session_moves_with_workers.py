@@ -58,4 +58,4 @@ async def test_sessions_leave_a_worker_that_becomes_a_prefill_worker(routing: st
             output, made = await site.round(name, contexts[name] + prompt_of(64, seed=200 + number))
             assert (made["decode_worker"], made["move_reason"]) == (owners[name], "")
             assert not made["hit_tokens"].get("recomputed")
-        assert replica.services.placer.moves.made == {"role": len(leavers)}
+        assert replica.services.placer.moves_made == {"role": len(leavers)}

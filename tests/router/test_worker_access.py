@@ -33,7 +33,7 @@ async def test_the_last_round_releases_the_session_where_it_is_held() -> None:
         await replica.round(agent_context={"session_id": "s", "session_final": True})
         assert set(replica.workers.asked("kv release_session")) == used | set(replica.workers.asked("prefill"))
         assert await replica.store.binding(session_key("", "s")) is None
-        assert replica.services.sessions.binding(session_key("", "s")) is None
+        assert replica.services.sessions.find(session_key("", "s")).binding is None
 
 
 async def test_another_tenant_with_the_same_id_neither_ends_nor_steers_a_session() -> None:
@@ -51,7 +51,7 @@ async def test_another_tenant_with_the_same_id_neither_ends_nor_steers_a_session
         released = [request["session_id"] for name, _, request in replica.workers.calls if name == "kv release_session"]
         assert set(released) == {bob_s}
         assert await replica.store.binding(alice_s) is not None
-        assert replica.services.sessions.binding(alice_s) is not None
+        assert replica.services.sessions.find(alice_s).binding is not None
 
 
 async def test_a_session_beyond_the_limit_gets_429() -> None:
