@@ -39,6 +39,7 @@ from router.round_log import end_logger
 from router.round_run import RoundRun, pipe
 from router.round_window import Counts
 from router.services import Services
+from router.session_branches import SessionBranches
 from router.session_control import SessionControl
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
@@ -79,6 +80,7 @@ class Coordinator:
         gate: refuses rounds because of load.
         failures: requests that ended with an error, by HTTP status.
         counts: of events.
+        branches: of sessions.
     """
 
     def __init__(
@@ -100,13 +102,14 @@ class Coordinator:
         self.counts = Counts()
         limits = _session_limits(settings)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
+        self.branches = SessionBranches(sessions, limits.new_ttl_s, clock)
         self.view = ClusterView(
             store,
             lease_s=settings.lease_s,
             clock=clock,
             model=policies.model,
             serves=OwnTokenizer(tokenizer).serves,
-            on_session_end=sessions.forget,
+            on_session_end=self.branches.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
         self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, access.take_report, clock)
@@ -132,6 +135,7 @@ class Coordinator:
             ),
             access=access,
             sessions=sessions,
+            branches=self.branches,
             policy=settings.routing,
             retries=settings.retries,
             page_size_tokens=settings.kv_block_size,
@@ -251,9 +255,10 @@ class Coordinator:
 
     async def _begin(self, wanted: RoundRequest, request_id: str) -> RoundRun:
         before = await self._ends.before(request_id)
-        if before is None and not (wanted.is_named or wanted.continued_tokens):
+        run = RoundRun(wanted, request_id, self._services, before)
+        if before is None and not (run.is_named or wanted.continued_tokens):
             self._count_unnamed()  # another coordinator has counted a continued one
-        return RoundRun(wanted, request_id, self._services, before)
+        return run
 
     def _count_unnamed(self) -> None:
         self.counts.add("unnamed")

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import replace
 
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
@@ -26,6 +27,7 @@ from router.request import RoundRequest, link
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_log import log_placed
 from router.services import Services
+from router.session_branches import Found
 from router.session_memory import SessionOwner
 from router.unplaced_round import PromptHistory, UnplacedRound
 from router.worker_deaths import RequestDeaths
@@ -61,6 +63,9 @@ class RoundRun:
     def __init__(
         self, request: RoundRequest, request_id: str, services: Services, before: RoundRun | None = None
     ) -> None:
+        self._found: Found = services.branches.begin(request) if before is None else before._found
+        named = self._found.request
+        request = replace(request, session_id=named.session_id, client_session_id=named.client_session_id)
         self._request = request
         self.request_id = request_id
         self._services = services
@@ -78,7 +83,13 @@ class RoundRun:
         else:
             self._inherit(before)
         self._history = PromptHistory(
-            request, self._record, self._session, services.access, services.page_size_tokens, services.prefixes
+            request,
+            self._record,
+            self._session,
+            services.access,
+            services.page_size_tokens,
+            services.prefixes,
+            self._found,
         )
         self._unreached: Placement | None = None
         self._is_closed = False
@@ -102,6 +113,11 @@ class RoundRun:
         # A prefill worker of the round still has the whole context: the next decode worker reads it from there.
         source = before._kv_source if has_output else None
         self._kv_source = None if source in self._lost else source
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its session has a name, from its client or because it continues an earlier round."""
+        return self._request.is_named
 
     @property
     def worker_id(self) -> str:
@@ -184,6 +200,7 @@ class RoundRun:
             raise RoundRefusedError(UNAVAILABLE, text)
 
     async def _place(self) -> Placement:
+        await self._history.find_fork()
         placing = asyncio.create_task(self._services.placer.place(self._unplaced()))
         try:
             placement = await asyncio.shield(placing)
@@ -215,6 +232,7 @@ class RoundRun:
             holder=self._holder,
             may_move=not (is_admitted or request.is_announcement),
             is_admitted=is_admitted,
+            goes_on=self._found.goes_on,
             local_only=local_only(RESUMED if self._kv_source else None, request.uncarried),
             lost=self._lost,
         )
@@ -411,6 +429,7 @@ class RoundRun:
             self._withdraw(self._unreached)
         placement, request, services = self._placement, self._request, self._services
         if placement is None or request.is_announcement:
+            services.branches.end(self._found, None)
             return  # an announcement has no latency to judge, and the next prompt goes on from the last round's context
         record, record.was_left = self._record, was_left
         record.lasted_s = services.clock() - self._arrival_s
@@ -419,6 +438,7 @@ class RoundRun:
             services.spawn(self._end_session({worker_id for worker_id in used | self._lost if worker_id}))
         else:
             self._remember(placement, record)
+        services.branches.end(self._found, placement.binding.worker_id)
         notify(services.observers, record)
 
     def _remember(self, placement: Placement, record: DecisionRecord) -> None:
@@ -429,6 +449,7 @@ class RoundRun:
             placement.binding,
             request.prompt + (end.tokens if end else b""),
             computed_tokens=None if has_begun else record.kept_tokens,
+            prompt_tokens=request.prompt_tokens,
             missed=record.ttft_s is not None and not (record.ttft_met and record.itl_met),
             moved=bool(record.move_reason),
             holder=None if record.is_complete else self._holder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from ampd.telemetry.logs import RoundLog
 from router.decision_record import Observer
 from router.placement import Placer
 from router.round_ends import RoundEnds
+from router.session_branches import SessionBranches
 from router.session_memory import SessionMemory
 from router.unplaced_round import KnownPrefixes
 from router.worker_access import WorkerAccess
@@ -36,6 +38,7 @@ class Services:
     placer: Placer
     access: WorkerAccess
     sessions: SessionMemory
+    branches: SessionBranches
     policy: str
     retries: int
     page_size_tokens: int
@@ -49,10 +52,13 @@ class Services:
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
-        """End a session everywhere: in this replica's memory, in the shared state and on the workers.
+        """End a session with its branches everywhere: in this replica's memory, in the shared state and on the workers.
 
         Args:
             used: workers that served the session's last round.
         """
-        self.sessions.forget(session_id)
-        await self.access.end_session(session_id, tenant, used)
+        keys = self.branches.of(session_id)
+        self.branches.forget(session_id)
+        await asyncio.gather(
+            *(self.access.end_session(key, tenant, used if key == session_id else set()) for key in keys)
+        )

@@ -30,6 +30,7 @@ from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefuse
 from router.round_run import RoundRun, pipe
 from router.round_window import Counts
 from router.services import Services
+from router.session_branches import SessionBranches
 from router.session_memory import SessionMemory
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess
@@ -323,11 +324,12 @@ class Replica:
         self.store = MemoryStore(state)
         limits = SessionLimits(60.0, per_graph=max_sessions)
         sessions = SessionMemory(1 << 20, limits)
+        branches = SessionBranches(sessions, limits.new_ttl_s)
         self.view = ClusterView(
             self.store,
             lease_s=60.0,
             serves=OwnTokenizer(tokenizer).serves,
-            on_session_end=sessions.forget,
+            on_session_end=branches.forget,
         )
         self.workers = Workers(self.store)
         self.tasks: list[asyncio.Task[object]] = []
@@ -361,6 +363,7 @@ class Replica:
             ),
             access=access,
             sessions=sessions,
+            branches=branches,
             policy=routing,
             retries=retries,
             page_size_tokens=16,
