@@ -10,6 +10,7 @@ session that gets a name here.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -18,8 +19,12 @@ from hashlib import sha256
 from uuid import uuid4
 
 from ampd.keys import PAGE_TOKENS, TOKEN_BYTES, session_key
+from ampd.telemetry.windows import LENGTH_S
+from ampd.types import BreakingSession
 from router.request import RoundRequest
 from router.session_memory import UNKNOWN, Overlap, Session, SessionMemory
+
+log = logging.getLogger(__name__)
 
 LEAST_TOKENS = 4 * PAGE_TOKENS
 """Of a context that is worth to be found again."""
@@ -28,8 +33,8 @@ _REWRITES = 6
 """Rounds in a row that continue nothing, from which on a session is taken to rewrite its context in each round, and
 gets no further branches. Otherwise each round would leave KV that nobody needs."""
 
-BREAKS = 3
-"""The same, from which on the session is shown to operators."""
+_BREAKS = 3
+"""The same, from which on operators see the session."""
 
 _MOST_YOUNG = 64
 """Branches of a session that have had one round."""
@@ -59,34 +64,14 @@ class Found:
         fork: where the branch comes from, if this is its first round.
         goes_on: an earlier round would lose its work if this one were refused.
         is_unnamed: no client has named the session.
+        breaks_at_tokens: where the prompt departs from the nearest context of its session; None: it continues one.
     """
 
     request: RoundRequest
     fork: Fork | None = None
     goes_on: bool = False
     is_unnamed: bool = False
-
-    @property
-    def is_rewritten(self) -> bool:
-        """Whether the prompt departs from all contexts of its session."""
-        return self.fork is not None and not self.is_unnamed
-
-
-@dataclass(frozen=True, slots=True)
-class Breaking:
-    """A session whose prompts do not continue each other.
-
-    Attributes:
-        session_id: the client's name.
-        rounds: in a row.
-        at_tokens: where the last prompt departs from the context before.
-        of_tokens: length of that context.
-    """
-
-    session_id: str
-    rounds: int
-    at_tokens: int
-    of_tokens: int
+    breaks_at_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -97,6 +82,8 @@ class _Tree:
         branches: keys of those that are remembered or have a round in progress, the last used one last.
         running: rounds in progress.
         young: branches that have had one round.
+        breaking: what operators see, while `breaks` rounds in a row have continued none of the contexts.
+        broke_s: when the last one began.
     """
 
     client_id: str
@@ -104,8 +91,8 @@ class _Tree:
     running: list[Found] = field(default_factory=list)
     young: OrderedDict[str, None] = field(default_factory=OrderedDict)
     breaks: int = 0
-    at_tokens: int = 0
-    of_tokens: int = 0
+    breaking: BreakingSession | None = None
+    broke_s: float = 0.0
 
 
 class SessionBranches:
@@ -113,19 +100,17 @@ class SessionBranches:
 
     Args:
         first_ttl_s: for how long an unnamed round can be continued.
-
-    Attributes:
-        broken: rounds that continued no context of their session, since the start.
     """
 
     def __init__(
         self, sessions: SessionMemory, first_ttl_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._sessions = sessions
+        self._clock = clock
         self._trees: dict[str, _Tree] = {}
         self._root_of: dict[str, str] = {}
+        self._breaking: dict[str, _Tree] = {}
         self._unnamed = _UnnamedRounds(first_ttl_s, clock)
-        self.broken = 0
         sessions.on_forget = self._forgotten
 
     def begin(self, request: RoundRequest) -> Found:
@@ -170,13 +155,11 @@ class SessionBranches:
         for key in self.of(session_id):
             self._sessions.forget(key)
 
-    def breaking(self) -> list[Breaking]:
-        """The sessions whose prefix breaks in every round, the largest ones first."""
-        found = [
-            Breaking(tree.client_id, tree.breaks, tree.at_tokens, tree.of_tokens)
-            for tree in self._trees.values()
-            if tree.breaks >= BREAKS
-        ]
+    def breaking(self) -> list[BreakingSession]:
+        """The sessions whose prefix has broken in every round of late, those that lose the most first."""
+        least_s = self._clock() - LENGTH_S
+        self._breaking = {root: tree for root, tree in self._breaking.items() if tree.broke_s >= least_s}
+        found = [tree.breaking for tree in self._breaking.values() if tree.breaking is not None]
         return sorted(found, key=lambda each: each.at_tokens - each.of_tokens)
 
     # -- named sessions
@@ -190,19 +173,38 @@ class SessionBranches:
         key, session, overlap = max(following or compared, key=lambda each: each[2].common_tokens)
         if following or request.is_announcement or request.has_output:
             tree.breaks = 0
+            self._breaking.pop(request.session_id, None)
             tree.young.pop(key, None)
             return Found(replace(request, session_id=key), goes_on=True)
-        self.broken += 1
-        tree.breaks = 1 if tree.running else tree.breaks + 1
-        tree.at_tokens, tree.of_tokens = overlap.common_tokens, overlap.known_tokens
+        at_tokens = overlap.common_tokens
+        self._note_break(tree, request.session_id, overlap)
         if tree.breaks > _REWRITES or len(tree.young) >= _MOST_YOUNG:
-            return Found(replace(request, session_id=self._given_up(tree, key, overlap)), goes_on=True)
+            named = replace(request, session_id=self._given_up(tree, key, overlap))
+            return Found(named, goes_on=True, breaks_at_tokens=at_tokens)
         new = request.session_id
         if new in tree.branches:
             new = session_key(request.tenant, f"{tree.client_id}\0{uuid4().hex}")
         tree.young[new] = None
-        fork = Fork(session.binding.worker_id if session.binding else None, overlap.common_tokens)
-        return Found(replace(request, session_id=new), fork, goes_on=True)
+        fork = Fork(session.binding.worker_id if session.binding else None, at_tokens)
+        return Found(replace(request, session_id=new), fork, goes_on=True, breaks_at_tokens=at_tokens)
+
+    def _note_break(self, tree: _Tree, root: str, overlap: Overlap) -> None:
+        """Sub-agents that begin at the same time are no sign of a prefix that breaks."""
+        tree.breaks = 1 if tree.running else tree.breaks + 1
+        if tree.breaks < _BREAKS:
+            return
+        tree.breaking = BreakingSession(root, tree.breaks, overlap.common_tokens, overlap.known_tokens)
+        tree.broke_s = self._clock()
+        self._breaking[root] = tree
+        if tree.breaks == _BREAKS:
+            log.warning(
+                "session %r: the prompts of %d rounds in a row depart from those before, now at token %d of %d; what "
+                "follows is prefilled again in each round (docs/clients.md#prefixes-that-break)",
+                tree.client_id,
+                tree.breaks,
+                overlap.common_tokens,
+                overlap.known_tokens,
+            )
 
     def _contexts(self, tree: _Tree) -> Iterator[tuple[str, Session]]:
         """What a prompt of a session may continue. The context of a round in progress is its prompt so far."""

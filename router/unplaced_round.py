@@ -109,7 +109,9 @@ class PromptHistory:
         self._fork = found.fork
         self._forked: dict[str, int] = {}
         if found.fork is not None:
-            record.rewritten, record.kept_tokens = found.is_rewritten, found.fork.tokens
+            record.rewritten = found.breaks_at_tokens is not None
+            record.kept_tokens = found.fork.tokens
+        record.breaks_at_tokens = found.breaks_at_tokens
 
     async def find_fork(self) -> None:
         """Ask the worker of the context that a new branch begins with how much of it is there."""

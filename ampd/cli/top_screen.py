@@ -395,6 +395,13 @@ def _sessions(snapshot: Row, short: dict[str, str], width: int) -> list[Text]:
         shown.append(
             Text(f"{count(window['unnamed'])} rounds without a session, which have no affinity and no history")
         )
+    if worst := sessions["worst_breaking"]:
+        listed = ", ".join(
+            f"{_shortened(row['session_id'])} at token {count(row['at_tokens'])} of {count(row['of_tokens'])}"
+            for row in worst
+        )
+        line = _append_bad(Text("prefix breaks in every round: "), count(sessions["breaking"]), sessions["breaking"])
+        shown.append(line.append(printable(f" sessions; {listed}")))
     largest = [
         f"{_shortened(row['session_id'])} {count(row['tokens'])} on {short[row['worker_id']]}"
         for row in sessions["largest"]
