@@ -77,6 +77,15 @@ def read_secrets(path: Path | None, prog: str) -> tuple[bytes, ...]:
     return found
 
 
+def operator_token(secret: bytes) -> str:
+    """What a request at a coordinator's system port must bring to see or end sessions.
+
+    Every web page in a browser on the machine reaches the port, also under another name (DNS rebinding), and none knows
+    the secret. The token tells nobody the secret.
+    """
+    return hmac.new(secret, b"sessions", sha256).hexdigest()
+
+
 def check_closed(path: Path | None, prog: str, environment: MutableMapping[str, str] = os.environ) -> None:
     """Check that not everybody may call a member of a graph: it has a file of secrets, or it listens on loopback.
 

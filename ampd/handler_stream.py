@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from contextlib import suppress
-from typing import Any, Generic, TypeAlias, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import aclosing, suppress
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 ItemT = TypeVar("ItemT")
 
@@ -57,6 +57,24 @@ def join_chunks(last: Chunk, chunk: Chunk) -> bool:
     return True
 
 
+class StopSignal(Protocol):
+    """The part of Dynamo's `Context` that shows when the caller has gone."""
+
+    def is_stopped(self) -> bool: ...
+
+    def async_killed_or_stopped(self) -> Any:
+        """A future that completes when the context is killed or stopped."""
+        ...
+
+
+async def send_all(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
+    """Send the items of `source`, and close it. Nothing begins if the caller has gone already."""
+    async with aclosing(source):
+        if not context.is_stopped():
+            async for item in source:
+                send(item)
+
+
 class _Items(Generic[ItemT]):
     """The items that were sent and not read. It is the future of the next one, again and again.
 
@@ -65,9 +83,11 @@ class _Items(Generic[ItemT]):
 
     _asyncio_future_blocking = False
 
-    def __init__(self, work: Work[ItemT], join: Callable[[ItemT, ItemT], bool]) -> None:
+    def __init__(self, work: Work[ItemT], join: Callable[[ItemT, ItemT], bool], context: StopSignal | None) -> None:
         self._work: Work[ItemT] | None = work
         self._join = join
+        self._context = context
+        self._stopped: asyncio.Future[Any] | None = None
         self._waiting: deque[ItemT] = deque()
         self._reader: Callable[[_Items[ItemT]], object] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -119,6 +139,12 @@ class _Items(Generic[ItemT]):
 
     def send(self, item: ItemT) -> None:
         """Pass an item on."""
+        if self._was_cancelled:
+            # The cancellation can have been lost, for example in `asyncio.wait_for` of Python 3.11, which forgets it
+            # where it meets an answer.
+            if asyncio.current_task() is self._task:
+                raise asyncio.CancelledError
+            return
         if self._reader is None and self._waiting and self._join(self._waiting[-1], item):
             return
         self._waiting.append(item)
@@ -136,6 +162,9 @@ class _Items(Generic[ItemT]):
         A handler that is being cancelled for a reason of its own is cancelled all the same, because it may go on then.
         """
         self._work, self._is_over = None, True
+        self._interrupt()
+
+    def _interrupt(self) -> None:
         if self._task is not None and not self._was_cancelled:
             self._was_cancelled = True
             self._task.cancel()
@@ -152,13 +181,18 @@ class _Items(Generic[ItemT]):
             work, self._work = self._work, None
             self._task = asyncio.get_running_loop().create_task(work(self.send))
             self._task.add_done_callback(self._ended)
+            if self._context is not None:
+                self._stopped = asyncio.ensure_future(self._context.async_killed_or_stopped())
+                self._stopped.add_done_callback(lambda _: self._interrupt())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        was_closed, self._is_over = self._is_over, True
+        self._is_over = True
         if task.cancelled():
-            self._error = None if was_closed else asyncio.CancelledError()
+            self._error = None if self._was_cancelled else asyncio.CancelledError()
         else:
             self._error = task.exception()
+        if self._stopped is not None:
+            self._stopped.cancel()
         self._wake()
 
     def _wake(self) -> None:
@@ -173,11 +207,17 @@ class HandlerStream(Generic[ItemT]):
     Args:
         work: the handler.
         join: adds its second item to its first, which was not read yet, and returns whether it did.
+        context: the handler is cancelled where it waits when this is stopped, because Dynamo waits for the next item.
     """
 
-    def __init__(self, work: Work[ItemT], join: Callable[[ItemT, ItemT], bool] = never) -> None:
+    def __init__(
+        self,
+        work: Work[ItemT],
+        join: Callable[[ItemT, ItemT], bool] = never,
+        context: StopSignal | None = None,
+    ) -> None:
         # Dynamo calls a handler outside of the event loop, so nothing may start here.
-        self._items = _Items(work, join)
+        self._items = _Items(work, join, context)
 
     def __aiter__(self) -> HandlerStream[ItemT]:
         return self

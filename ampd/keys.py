@@ -17,6 +17,11 @@ TOKEN_BYTES = 4
 """Of a packed token id."""
 
 
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as native 32-bit words."""
+    return array("I", token_ids).tobytes()
+
+
 def page_keys(token_ids: Sequence[int], page_size: int, known: Sequence[bytes] = (), *, tenant: str) -> list[bytes]:
     """Name every full page of a context by the chained SHA-256 of its tokens.
 

@@ -6,8 +6,7 @@ coordinator over a connection of its own what became of the round. Such a messag
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -138,22 +137,15 @@ class Measures:
 # -- what a worker tells a round's coordinator
 
 
-class Hello(msgspec.Struct, frozen=True, tag=True):
-    """The first message of a connection: which worker speaks."""
-
-    worker_id: Text
-
-
-class Taken(msgspec.Struct, frozen=True, tag=True):
-    """A worker has begun a round, and has a connection to the round's frontend."""
-
-    request_id: Text
-
-
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """The first token of a round has come out. Told where the coordinator does not hear it from the shared state."""
+    """A worker has begun a round: it has a connection to the round's frontend.
+
+    Attributes:
+        has_output: the first token has come out. Told where the coordinator does not hear it from the shared state.
+    """
 
     request_id: Text
+    has_output: bool = False
 
 
 class PrefillFailed(msgspec.Struct, frozen=True, tag=True):
@@ -201,20 +193,17 @@ class RoundEnded(msgspec.Struct, frozen=True, tag=True):
     start: int | None = None
 
 
-class TakenOver(msgspec.Struct, frozen=True, tag=True):
-    """The decode worker has the KV of a round that ended with its first token."""
-
-    session_id: Text
-    report: RoundReport
-
-
 class Running(msgspec.Struct, frozen=True, tag=True):
-    """The rounds that a worker has for this coordinator. Those that it does not name are over or never came."""
+    """The rounds that a worker has for this coordinator; also the first message of a connection.
 
+    Those that it does not name are over or never came.
+    """
+
+    worker_id: Text
     request_ids: list[str]
 
 
-Told: TypeAlias = Hello | Taken | Begun | PrefillFailed | RoundEnded | TakenOver | Running
+Told: TypeAlias = Begun | PrefillFailed | RoundEnded | Running
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(tuple[str, bytes]).decode
@@ -229,23 +218,26 @@ def encode_told(told: Told, signer: Signer, address: str) -> bytes:
     return len(frame).to_bytes(_LENGTH_BYTES, "big") + frame
 
 
-async def read_told(reader: asyncio.StreamReader, verifier: Verifier) -> Told:
-    """The next message of a connection.
+def cut_told(buffer: bytearray, verifier: Verifier) -> Iterator[Told]:
+    """Take the complete messages out of a buffer.
 
     Raises:
-        EOFError: the connection has ended.
         ValueError: no member of the graph sent it, or it is malformed.
     """
-    length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
-    if length > _MOST_BYTES:
-        raise ValueError("it is too long")
-    signature, body = _decode_frame(await reader.readexactly(length))
-    if fault := verifier.refusal({SIGNATURE: signature}, _ENDPOINT, {"body": body}):
-        raise ValueError(f"its signature is {fault}")
-    told: Told = _decode(body)
-    if isinstance(told, RoundEnded):
-        _check(told)
-    return told
+    while len(buffer) >= _LENGTH_BYTES:
+        end = _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "big")
+        if end > _MOST_BYTES:
+            raise ValueError("it is too long")
+        if len(buffer) < end:
+            return
+        signature, body = _decode_frame(buffer[_LENGTH_BYTES:end])
+        del buffer[:end]
+        if fault := verifier.refusal({SIGNATURE: signature}, _ENDPOINT, {"body": body}):
+            raise ValueError(f"its signature is {fault}")
+        told: Told = _decode(body)
+        if isinstance(told, RoundEnded):
+            _check(told)
+        yield told
 
 
 def _check(ended: RoundEnded) -> None:

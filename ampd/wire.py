@@ -73,30 +73,25 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__match_args__}
 
 
+Source: TypeAlias = tuple[str, int | None]
+"""A worker that holds KV of a round, and its tensor parallelism, which predicts the time of a read; None: not known."""
+
+
 class PrefillRequest(TypedDict):
-    """To a prefill worker: prefill `token_ids`. The worker `source_worker_id` holds the KV of their history.
+    """To a prefill worker: prefill the prompt.
 
     Attributes:
-        source_tp: tensor parallelism of the source, for the predicted time of the read; left out if it is not known.
+        prompt: token ids as native 32-bit words.
+        source: it holds the KV of the history.
         kept_tokens: of the prompt, in the context of its session before, whether or not its KV still exists; left out:
             it is not known.
     """
 
     task: TaskMessage
-    token_ids: list[int]
-    source_worker_id: str | None
-    source_tp: NotRequired[int]
+    prompt: bytes
+    source: Source | None
     kept_tokens: NotRequired[int]
     request: dict[str, Any]
-
-
-class PrefillCall(TypedDict):
-    """The prefill worker that a decode worker asks for the first token of a round, and its source of the history."""
-
-    worker_id: str
-    tp: int | None
-    source_worker_id: str | None
-    source_tp: int | None
 
 
 class RoundStart(TypedDict):
@@ -109,7 +104,7 @@ class RoundStart(TypedDict):
         link: for the first chunk.
         prompt_tokens: of the client's own prompt; `continued_tokens`: output behind it, which came out before.
         record: the decision record so far; None: the client does not want it.
-        prefill: left out: the round has no prefill worker.
+        prefill: the worker that is asked for the first token; left out: there is none.
         tells_begin: whether the coordinator needs to be told of the first token.
     """
 
@@ -120,34 +115,24 @@ class RoundStart(TypedDict):
     prompt_tokens: int
     continued_tokens: int
     record: dict[str, Any] | None
-    prefill: NotRequired[PrefillCall]
+    prefill: NotRequired[Source]
     tells_begin: NotRequired[bool]
 
 
-class GenerateRequest(TypedDict):
+class GenerateRequest(PrefillRequest):
     """To a decode worker: run the round.
 
-    With a `source_worker_id`, that prefill worker holds the increment's KV and `token_ids` ends with the first output
-    token; the decode worker reads the pages before it admits the round. Without it, the prefill is local and queues
-    here. `stop_conditions.max_tokens == 0` only takes over the KV, without decoding. `source_tp`, `kept_tokens`: as in
-    a prefill.
+    `stop_conditions.max_tokens == 0` only takes over the KV, without decoding.
 
     Attributes:
-        history_worker_id: the worker that holds the KV of a local prefill's history, because the session has just moved
-            away from it; left out: this worker holds it. `history_tp` is its tensor parallelism.
+        is_prefilled: `source` holds the KV of the whole prompt, whose last token it has sampled. This worker reads it
+            and decodes. Otherwise the round queues here, and its source is left out if this worker is it.
         ends_session: the session has no further round: this worker releases its KV when the round ends.
         start: how the client is answered; left out: the caller gets the engine's own chunks and the report.
     """
 
-    task: TaskMessage
-    token_ids: list[int]
-    source_worker_id: str | None
-    source_tp: NotRequired[int]
-    history_worker_id: NotRequired[str]
-    history_tp: NotRequired[int]
+    is_prefilled: NotRequired[bool]
     ends_session: NotRequired[bool]
-    kept_tokens: NotRequired[int]
-    request: dict[str, Any]
     start: NotRequired[RoundStart]
 
 

@@ -37,7 +37,7 @@ import uvloop
 from dynamo.runtime import Context
 
 from ampd.call_signatures import Signer
-from ampd.handler_stream import HandlerStream
+from ampd.handler_stream import HandlerStream, send_all
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
@@ -51,7 +51,7 @@ from router.coordinator import Coordinator
 from router.policies import CoordinatorPolicies
 from router.round_errors import WorkerLostError
 from router.settings import CoordinatorSettings
-from workers.client_rounds import ClientRounds, send_until_stopped
+from workers.client_rounds import ClientRounds
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine
@@ -102,7 +102,7 @@ class LocalWorkers:
             await ends.stop()
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
-        return _answered(self.parts[worker_id].rounds.prefill(request), context)
+        return HandlerStream(partial(send_all, self.parts[worker_id].rounds.prefill(request), context), context=context)
 
     async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
         raise NotImplementedError
@@ -112,7 +112,7 @@ class LocalWorkers:
             ends = RoundEnds(worker_id, Signer((), worker_id))
             self._ends.append(ends)
             self._answering[worker_id] = ClientRounds(worker_id, self.parts[worker_id].rounds, self, ends)
-        return HandlerStream(partial(self._answering[worker_id].serve, request, context))
+        return HandlerStream(partial(self._answering[worker_id].serve, request, context), context=context)
 
     async def lives(self, worker_id: str) -> bool:
         return worker_id in self.parts
@@ -127,16 +127,6 @@ class LocalWorkers:
         async with asyncio.timeout(timeout_s):
             await asyncio.sleep(0)  # as over the network, the answer comes in a later turn
             return await self.parts[worker_id].rounds.kv(request)
-
-
-async def _answered(chunks: Any, context: Any) -> AsyncIterator[Any]:
-    """A caller that drops its stream must stop the call, because a worker that says nothing would not notice it."""
-    outputs: asyncio.Queue[Any] = asyncio.Queue()
-    work = asyncio.create_task(send_until_stopped(chunks, context, outputs.put_nowait))
-    work.add_done_callback(outputs.put_nowait)
-    while (chunk := await outputs.get()) is not work:
-        yield chunk
-    work.result()
 
 
 @dataclass

@@ -23,6 +23,7 @@ from ampd.settings import parse_settings
 from planner import simulate_command
 from planner.simulator.kv_memory import Reloads
 from planner.simulator.rounds import Links, Rounds
+from workloads.trace import load_trace
 
 
 def early_reloads() -> list[Any]:
@@ -91,7 +92,8 @@ def _changed(patches: Sequence[Any]) -> Iterator[None]:
 
 def main(argv: Sequence[str]) -> None:
     settings = parse_settings(simulate_command.SimulateSettings, argv, "benchmarks.early_kv")
-    scene, combinations = simulate_command._scene(settings), simulate_command._combinations(settings)
+    sessions = load_trace(settings.trace, settings.limit)
+    scene, combinations = simulate_command.case_of(settings, sessions)
     print(
         f"{'policies':24} {'rate':>5}  {'':26} {'rounds':>7} {'sessions':>8} {'TTFT ms':>8} {'P95':>8} {'reload s':>8}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -13,7 +12,7 @@ from importlib.metadata import version
 from statistics import fmean
 from typing import Any
 
-from ampd.documents import check_writable
+from ampd.documents import check_writable, dumped
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
@@ -35,6 +34,7 @@ from planner.layout.explain import (
 from planner.layout.fluid import Demand, demand_of
 from planner.layout.layout import Layout, PlanCase, layout_label
 from planner.layout.plan import MORE_LOAD, Plan, Wishes, make_plan
+from planner.layout.trial import Trial
 from planner.manifest.planned import check_flags, write_plan
 from planner.simulator.options import SimulationOptions
 from workloads.results import local_share, require_attainment
@@ -58,7 +58,7 @@ def run(argv: Sequence[str]) -> int:
     check_writable(settings.report)
     check_flags(settings)
     model = settings.performance_model()
-    case, left_out = _case(settings, model)
+    case, left_out = case_of(settings, model, load_trace(settings.trace, settings.limit))
     result, layouts = planned(settings, case, left_out, model, argv)
     result["seconds"] = time.perf_counter() - start_s
     error: UserError | RunError | None = None
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         error, result["manifest"] = refused, None
     for warning in result["manifest_warnings"]:
         print(f"{PROG}: {warning}", file=sys.stderr)
-    print(json.dumps(result, indent=1) if settings.as_json else plan_table(result), flush=True)
+    print(dumped(result) if settings.as_json else plan_table(result), flush=True)
     if needs and not settings.as_json:
         print("\n".join(needs), flush=True)
     if settings.report:
@@ -83,9 +83,14 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _case(settings: PlanSettings, model: PiecewiseModel) -> tuple[PlanCase, dict[int, str]]:
-    """The case to plan, and the unusable degrees with the reasons."""
-    sessions = load_trace(settings.trace, settings.limit)
+def case_of(
+    settings: PlanSettings, model: PiecewiseModel, sessions: Sequence[Session]
+) -> tuple[PlanCase, dict[int, str]]:
+    """The case to plan, and the unusable degrees with the reasons.
+
+    Raises:
+        UserError: no layout of the GPUs takes the sessions.
+    """
     wanted = parse_degrees(settings.degrees)
     limit = Limit.of(model.profile.max_context_tokens or 0, 0)
     _require_fitting(settings, sessions, limit)
@@ -212,6 +217,7 @@ def planned(
     demand = demand_of(replace(case, rate=plan.rate))
     slacks = [slack_of(each, plan, case, demand) for each in plan.layouts]
     result = {
+        "kind": "plan",
         "layouts": [
             _layout(each, slack, plan, case) | _cost(each, plan.rate, settings)
             for each, slack in zip(plan.layouts, slacks, strict=True)
@@ -221,6 +227,7 @@ def planned(
         "meets_slo": plan.carries,
         "next_step": _next_step(plan, case, settings),
         "more_load": _more_load(plan),
+        "series": {"tried": _tried(plan, case)},
         "attainment_level": case.attainment,
         "gpus": case.gpus,
         "rate": plan.rate,
@@ -283,6 +290,25 @@ def _curve(candidate: Candidate) -> list[dict[str, Any]]:
             "carries": rate <= candidate.most if candidate.seeds else trial.carries(level),
         }
         for rate, trial in candidate.curve()
+    ]
+
+
+def _tried(plan: Plan, case: PlanCase) -> list[dict[str, Any]]:
+    """Throughput and speed of all simulations of the search that ran to their end, of the first seed of each rate."""
+    firsts: dict[tuple[Layout, float], Trial] = {}
+    for candidate in plan.tried:
+        for (rate, _), trial in sorted(candidate.trials.items(), key=lambda item: item[0]):
+            if trial.tokens_per_s_per_user:
+                firsts.setdefault((candidate.layout, rate), trial)
+    return [
+        {
+            "layout": str(layout),
+            "rate": rate,
+            "tokens_per_s_per_gpu": float(f"{trial.tokens_per_s / layout.gpus:.4g}"),
+            "tokens_per_s_per_user": float(f"{trial.tokens_per_s_per_user:.4g}"),
+            "carries": trial.carries(case.attainment),
+        }
+        for (layout, rate), trial in firsts.items()
     ]
 
 

@@ -1,36 +1,22 @@
-"""The HTML reports of `ampd plan` and `ampd simulate`."""
+"""The HTML reports of `ampd plan` and `ampd simulate`, made from what they print with `--json`."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from math import ceil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ampd.reports import format_ms, format_number, format_share
-from ampd.reports.page import (
-    FULL_CARD_WIDTH,
-    HALF_CARD,
-    TARGET_COLOUR,
-    Section,
-    colours,
-    draw_cdf,
-    legend_above,
-    mark_missed,
-    svg,
-    write_page,
-)
-from ampd.types import ATTAINMENT, Slo
-from planner.case_settings import Combination, papers_note
+from ampd.reports.page import Chart, Section, Series, write_page
+from ampd.types import ATTAINMENT
 from planner.layout.explain import BINDS, gpus_text, rate_text
 from planner.layout.layout import layout_label
 from planner.layout.trial import IN_TIME
-from planner.simulator.outcome import SimulatedRound, SimulationRun
-from workloads.results import MissedRound, PromptTokens, RoundRecord, local_share, missed_rounds
+from workloads.report import line_style, tiles
+from workloads.report import sections as run_sections
+from workloads.results import local_share
+
+_MOST_WORKERS = 48
 
 # -- ampd plan: the layouts, their price, their limits and the command
 
@@ -47,14 +33,13 @@ _PLAN_HEAD = (
 )
 
 _CURVES = (
-    "A full mark is a rate that is carried. An empty one is not: here or in the other picture it is below the dashed "
-    "line, or other seeds fail. A triangle is a simulation that was stopped, and has at most that share. No line joins "
-    "it. The dotted line is the plan's rate."
+    "A full mark is a rate that is carried. An empty one is not: here or in the other chart it is below the level, or "
+    "other seeds fail. A point without a line is a simulation that was stopped, and has at most that share."
 )
-_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""The share axis begins at a multiple of the first of them of which so many suffice."""
-_MOST_STEPS = 6
-_ROUNDING = 1e-9
+_PARETO = (
+    "Each point is a layout at a rate that was simulated. Hollow: the rate is not carried. The line joins the carried "
+    "points that no other one beats in both."
+)
 
 
 def write_plan_report(path: Path, result: dict[str, Any]) -> None:
@@ -64,7 +49,15 @@ def write_plan_report(path: Path, result: dict[str, Any]) -> None:
     sections = [why, _reproduction(result)]
     if layouts:
         best_first = Section("Layouts, best first", head=_PLAN_HEAD, rows=[_layout_row(layout) for layout in layouts])
-        sections = [best_first, why, *_curve_pictures(result), _price(result), _limits(layouts), _reproduction(result)]
+        sections = [
+            best_first,
+            why,
+            *_pareto(result),
+            *_curves(result),
+            _price(result),
+            _limits(layouts),
+            _reproduction(result),
+        ]
     slo, model = result["slo"], result["performance_model"]
     rate = rate_text(result["rate"])
     lead = (
@@ -160,166 +153,95 @@ def _figure(figure: dict[str, Any], factor: float = 1.0, unit: str = "") -> tupl
     return f"{format_number(mean)}{unit}", interval
 
 
-def _curve_pictures(result: dict[str, Any]) -> list[Section]:
-    """Both shares that decide whether a rate is carried, over the rates that were tried."""
-    pictures: tuple[tuple[str, str, float, str, list[str]], ...] = (
+def _curves(result: dict[str, Any]) -> list[Section]:
+    """Both shares that decide whether a rate is carried, over the rates that the search of each goodput tried."""
+    charts: tuple[tuple[str, str, float, str, list[str]], ...] = (
         ("Rounds attained", "attainment", result["attainment_level"], "share that meets both targets", [_CURVES]),
         ("Sessions in time", "sessions_in_time", IN_TIME, "share that ends in time", []),
     )
-    return [
-        Section(
-            f"{title} over the session rate",
-            text=text,
-            svg=svg(partial(_curves, result=result, key=key, level=level, label=label), HALF_CARD),
-            is_half=True,
-        )
-        for title, key, level, label, text in pictures
-    ]
+    found = []
+    for title, key, level, label, text in charts:
+        series = [each for number, layout in enumerate(result["layouts"]) for each in _curve(layout, key, number)]
+        levels, marks = [(level, f"{level:.0%}")], [(result["rate"], "the plan's rate")]
+        chart = Chart("sessions per second", label, series, levels, marks)
+        found.append(Section(f"{title} over the session rate", text=text, chart=chart, is_half=True))
+    return found
 
 
-def _curves(axes: Any, result: dict[str, Any], key: str, level: float, label: str) -> None:
-    """A share at the rates that the search of each layout's goodput tried. `_CURVES` explains the marks."""
-    shares = [level]
-    for layout, colour in zip(result["layouts"], colours(len(result["layouts"])), strict=True):
-        whole = [(each["rate"], each[key]) for each in layout["curve"] if not each["is_most"]]
-        axes.plot([rate for rate, _ in whole], [share for _, share in whole], color=colour, label=layout_label(layout))
-        for each in layout["curve"]:
-            shape, fill = "v" if each["is_most"] else "o", colour if each["carries"] else "none"
-            axes.plot(each["rate"], each[key], color=colour, marker=shape, markersize=3.5, markerfacecolor=fill)
-            shares.append(each[key])
-    axes.axhline(level, color=TARGET_COLOUR, linestyle="--", linewidth=1)
-    axes.axvline(result["rate"], color=TARGET_COLOUR, linestyle=":", linewidth=1)
-    least = axis_start(min(shares))
-    axes.set_ylim(least, 1 + 0.02 * (1 - least))
-    axes.set_xlabel("sessions per second")
-    axes.set_ylabel(label)
-    legend_above(axes, columns=1)
+def _curve(layout: dict[str, Any], key: str, number: int) -> Iterator[Series]:
+    """The simulations that ran to their end, joined, and those that were stopped, as points."""
+    for is_most in (False, True):
+        points = [each for each in layout["curve"] if each["is_most"] is is_most]
+        x, y, carried = ([each[name] for each in points] for name in ("rate", key, "carries"))
+        name = layout_label(layout) + (", stopped" if is_most else "")
+        if points:
+            yield Series(name, x, y, "points" if is_most else "line", number, carried)
 
 
-def axis_start(share: float) -> float:
-    """A round share below this one, at which an axis up to 1 begins."""
-    step = next((step for step in _STEPS if 1 - share < _MOST_STEPS * step), _STEPS[-1])
-    return max(round((ceil(share / step - _ROUNDING) - 1) * step, 2), 0.0)
+def _pareto(result: dict[str, Any]) -> Iterator[Section]:
+    """Throughput of a GPU against the speed that a user sees, of everything that was tried."""
+    if not (tried := result["series"]["tried"]):
+        return
+    best = layout_label(result["layouts"][0])
+    carried = [each for each in tried if each["carries"]]
+    series = [_front(carried)] if carried else []
+    for number, (name, points) in enumerate(
+        [
+            (best, [each for each in tried if each["layout"] == best]),
+            ("other layouts", [each for each in tried if each["layout"] != best]),
+        ]
+    ):
+        if points:
+            x, y = ([each[key] for each in points] for key in ("tokens_per_s_per_user", "tokens_per_s_per_gpu"))
+            notes = [f"{each['layout']} at {each['rate']:.3g}/s" for each in points]
+            series.append(Series(name, x, y, "points", 0 if not number else 7, [p["carries"] for p in points], notes))
+    chart = Chart("output tokens per second and user", "output tokens per second and GPU", series, height=320)
+    yield Section("Throughput against speed", text=[_PARETO], chart=chart)
 
 
-# -- ampd simulate: attainment over the rate, latencies, routes, and the activity of the workers
+def _front(points: Sequence[dict[str, Any]]) -> Series:
+    """The points that no other one beats in both, from the fastest answers to the highest throughput."""
+    front: list[tuple[float, float]] = []
+    for each in sorted(points, key=lambda each: (-each["tokens_per_s_per_user"], -each["tokens_per_s_per_gpu"])):
+        place = each["tokens_per_s_per_user"], each["tokens_per_s_per_gpu"]
+        if not front or place[1] > front[-1][1]:
+            front.append(place)
+    front.reverse()
+    return Series("best of both", [x for x, _ in front], [y for _, y in front], "line", 2)
 
-_KINDS = {"prefill": "#e07b39", "decode": "#2f6fde", "kv-history": "#7b4fc9", "kv-increment": "#1f9d78"}
-_MOST_LANES = 24
-_MOST_MISSED = 100
-"""Missed rounds that the report lists."""
-_TIMELINE_SHARE = 0.15
-"""Share of the run, around its middle, in the picture of the workers."""
+
+# -- ampd simulate: attainment over the rate, and the runs at one rate beside each other
 
 
-def write_simulation_report(
-    path: Path, whole: dict[str, Any], combinations: Sequence[Combination], runs: Sequence[SimulationRun], slo: Slo
-) -> None:
-    """Write the report of all combinations. Raises `RunError` if the file cannot be written."""
-    rate, shown = _at_one_rate(combinations, runs)
-    suffix = f" at {rate:g} sessions/s" if rate else ""
-    rows = [_row(each.label, result) for each, result in zip(combinations, whole["results"], strict=True)]
-    reasons = [row for label, run in shown.items() for row in _reasons(label, run)]
+def write_simulation_report(path: Path, whole: dict[str, Any]) -> None:
+    """Write the report of all combinations, from the object of `--json`. Raises `RunError` if it cannot be written."""
+    rate, shown = _at_one_rate(whole["results"])
+    rows = [_row(result) for result in whole["results"]]
     sections = [
         Section("Results", head=_HEAD, rows=rows),
-        *_attainments(combinations, whole["results"]),
-        *_distributions(shown, slo, suffix),
-        Section(f"Routes and reasons{suffix}", head=("", "route", "reason", "rounds", "share"), rows=reasons),
+        *_attainments(whole["results"]),
+        *run_sections(shown),
+        *_workers(shown),
     ]
-    first = next(iter(shown))
-    if missed := _missed(shown[first], slo):
-        sections.append(_missed_section(f"Rounds that missed a target{suffix}: {first}", missed))
-    for label, run in list(shown.items())[:2]:
-        if run.timeline:
-            height = 0.6 + 0.26 * min(len(run.worker_roles), _MOST_LANES)
-            picture = svg(partial(_workers, run=run, missed=_missed(run, slo)), (FULL_CARD_WIDTH, max(height, 1.8)))
-            sections.append(Section(f"What the workers did{suffix}: {label}", svg=picture))
-    model, note = whole["performance_model"], papers_note(combinations)
+    model, slo = whole["performance_model"], whole["results"][0]["slo"]
     lead = (
         f"{whole['trace']}, seed {whole['seed']}; {model['model']} on {model['gpu']} ({model['kind']} performance "
-        f"model); targets TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms. Simulated, not measured: "
+        f"model); targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms"
+        f"{f'; figures and charts are of {rate:g} sessions/s' if rate else ''}. Simulated, not measured: "
         "a round is attained if the performance model predicts its first token and the mean gap of the others within "
-        f"the targets.{' ' + note if note else ''}"
+        f"the targets.{' ' + whole['note'] if whole['note'] else ''}"
     )
-    write_page(path, "Simulation", lead, sections)
-
-
-def _attainments(combinations: Sequence[Combination], results: Sequence[dict[str, Any]]) -> Iterator[Section]:
-    """Attainment over the rate, if several rates were simulated."""
-    if len({combination.rate for combination in combinations}) > 1:
-        for what in ("rounds", "sessions"):
-            picture = svg(partial(_attainment, combinations=combinations, results=results, what=what), HALF_CARD)
-            yield Section(f"Attainment of {what} over the session rate", svg=picture, is_half=True)
-
-
-def _distributions(shown: Mapping[str, SimulationRun], slo: Slo, suffix: str) -> Iterator[Section]:
-    """How the latencies of the rounds are distributed."""
-    for title, key, index_of, target_s in (
-        ("TTFT of initial prefills", "ttft_s", lambda index: index == 0, slo.ttft_s),
-        ("TTFT of incremental prefills", "ttft_s", lambda index: index > 0, slo.ttft_s),
-        ("Mean ITL of rounds", "itl_s", lambda _: True, slo.itl_s),
-        ("Rounds, end to end", "e2e_s", lambda _: True, None),
-    ):
-        series = {
-            label: (
-                [v for record in run.rounds if index_of(record.index) and (v := getattr(record, key)) is not None],
-                colour,
-            )
-            for (label, run), colour in zip(shown.items(), colours(len(shown)), strict=True)
-        }
-        picture = svg(partial(draw_cdf, series=series, target_s=target_s, label="ms"), HALF_CARD)
-        yield Section(title + suffix, svg=picture, is_half=True)
-
-
-def _missed(run: SimulationRun, slo: Slo) -> list[MissedRound]:
-    return missed_rounds([_as_recorded(round_) for round_ in run.rounds], slo)
-
-
-_MISSED_HEAD = ("sent at", "session", "round", "missed", "why")
-
-
-def _as_recorded(round_: SimulatedRound) -> RoundRecord:
-    """The round as a replay would record it, so that both reports find the same causes.
-
-    From the start of its computation to its first token it counts as prefill, with the work of others between passes.
-    """
-    queued_s = round_.queued_s
-    return RoundRecord(
-        round_.session_id,
-        round_.index,
-        round_.sent_s,
-        PromptTokens(round_.hist_tokens, round_.incr_tokens),
-        ttft_s=round_.ttft_s,
-        gaps_s=[] if round_.itl_s is None else [round_.itl_s],
-        e2e_s=round_.e2e_s,
-        error=round_.error,
-        decision={
-            "route": round_.route,
-            "reason": round_.reason,
-            "incr_tokens": round_.incr_tokens,
-            "queued_s": queued_s,
-            "ttft_s": round_.ttft_s,
-            "prefill_s": max((round_.ttft_s or 0.0) - queued_s, 0.0),
-            "hit_tokens": {"recomputed": round_.missing_tokens},
-        },
-    )
-
-
-def _missed_section(title: str, missed: Sequence[MissedRound]) -> Section:
-    rows = [
-        [f"{each.sent_s:.1f} s", each.session_id, str(each.index + 1), each.targets, each.causes]
-        for each in missed[:_MOST_MISSED]
-    ]
-    return Section(f"{title} ({len(missed)})", head=_MISSED_HEAD, rows=rows, anchor="missed", is_list=True)
+    first = next(iter(shown.values()))
+    write_page(path, "Simulation", lead, sections, tiles(first) if len(whole["results"]) == 1 else ())
 
 
 _HEAD = ("", "rate", "cluster", "rounds attained", "sessions", "TTFT P95", "ITL P95", "local", "KV lost", "errors")
 
 
-def _row(label: str, result: dict[str, Any]) -> list[str]:
+def _row(result: dict[str, Any]) -> list[str]:
     reached = result["attainment"]
     return [
-        label,
+        result["label"],
         f"{result['rate']:g}" if result["rate"] else "-",
         result["cluster"],
         format_share(reached["rounds"]),
@@ -332,82 +254,43 @@ def _row(label: str, result: dict[str, Any]) -> list[str]:
     ]
 
 
-def _at_one_rate(
-    combinations: Sequence[Combination], runs: Sequence[SimulationRun]
-) -> tuple[float | None, dict[str, SimulationRun]]:
-    """The middle rate and its runs by label. Latencies of several rates in one picture would hide each other."""
-    rates = sorted({combination.rate or 0.0 for combination in combinations})
+def _at_one_rate(results: Sequence[dict[str, Any]]) -> tuple[float | None, dict[str, dict[str, Any]]]:
+    """The middle rate and its results by label. Latencies of several rates in one chart would hide each other."""
+    rates = sorted({result["rate"] or 0.0 for result in results})
     rate = rates[len(rates) // 2]
-    return rate or None, {
-        combination.label: run
-        for combination, run in zip(combinations, runs, strict=True)
-        if (combination.rate or 0.0) == rate
-    }
+    return rate or None, {result["label"]: result for result in results if (result["rate"] or 0.0) == rate}
 
 
-def _attainment(axes: Any, combinations: Sequence[Combination], results: Sequence[dict[str, Any]], what: str) -> None:
-    lines: dict[str, list[tuple[float, float]]] = {}
-    for combination, result in zip(combinations, results, strict=True):
-        lines.setdefault(combination.label, []).append((combination.rate or 0.0, result["attainment"][what] or 0.0))
-    for number, ((label, points), colour) in enumerate(zip(lines.items(), colours(len(lines)), strict=True)):
-        # Every second line is dashed, so that equal results show both colours.
-        style = {"marker": "o", "markersize": 3.5, "linestyle": "--" if number % 2 else "-"}
-        axes.plot(*zip(*sorted(points), strict=True), color=colour, label=label, **style)
-    axes.axhline(ATTAINMENT, color="#9aa3b2", linestyle=":", linewidth=1)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("sessions per second")
-    axes.set_ylabel("share that meets both targets")
-    legend_above(axes, columns=2)
-
-
-def _reasons(label: str, run: SimulationRun) -> list[list[str]]:
-    counts = Counter((record.route, record.reason) for record in run.rounds if record.route)
-    total = sum(counts.values())
-    return [
-        [label, str(route), reason, str(count), f"{count / total:.1%}"]
-        for (route, reason), count in counts.most_common()
-    ]
-
-
-def _workers(axes: Any, run: SimulationRun, missed: Sequence[MissedRound]) -> None:
-    """A part from the middle of the run: one line per worker, with incoming KV as thin bars above it.
-
-    A triangle marks when a round missed a target: a late first token at the worker of the prefill, else at the
-    session's decode worker.
-    """
-    start_s = run.duration_s * (0.5 - _TIMELINE_SHARE / 2)
-    end_s = start_s + run.duration_s * _TIMELINE_SHARE
-    lanes = {worker_id: lane for lane, worker_id in enumerate(list(run.worker_roles)[:_MOST_LANES])}
-    for kind, colour in _KINDS.items():
-        spans = [
-            (lanes[span.worker_id], max(span.start_s, start_s), min(span.end_s, end_s))
-            for span in run.timeline
-            if span.kind == kind and span.worker_id in lanes and span.end_s > start_s and span.start_s < end_s
+def _attainments(results: Sequence[dict[str, Any]]) -> Iterator[Section]:
+    """Attainment over the rate, if several rates were simulated."""
+    if len({result["rate"] for result in results}) < 2:
+        return
+    for what in ("rounds", "sessions"):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for result in results:
+            lines.setdefault(result["label"], []).append((result["rate"] or 0.0, result["attainment"][what] or 0.0))
+        series = [
+            Series(label, [x for x, _ in sorted(points)], [y for _, y in sorted(points)], *line_style(number))
+            for number, (label, points) in enumerate(lines.items())
         ]
-        if not spans:
-            continue
-        lane, left, right = np.array(spans).T
-        is_kv = kind.startswith("kv")
-        axes.barh(
-            lane - (0.34 if is_kv else 0),
-            right - left,
-            left=left,
-            height=0.18 if is_kv else 0.5,
-            color=colour,
-            linewidth=0,
-            label=kind,
-        )
-    workers = {(each.session_id, each.index): (each.worker_id, each.decode_worker_id) for each in run.rounds}
-    marks = [
-        (late.at_s, lanes[worker_id])
-        for late in missed
-        if start_s <= late.at_s <= end_s
-        and (worker_id := workers[late.session_id, late.index][not late.targets.startswith("TTFT")]) in lanes
+        label = "share that meets both targets"
+        chart = Chart("sessions per second", label, series, [(ATTAINMENT, f"{ATTAINMENT:.0%}")], y_range=(0, 1.02))
+        yield Section(f"Attainment of {what} over the session rate", chart=chart, is_half=True)
+
+
+def _workers(shown: dict[str, dict[str, Any]]) -> Iterator[Section]:
+    """How busy the workers of the first combination were."""
+    name, result = next(iter(shown.items()))
+    rows = [
+        [
+            each["worker"],
+            *(format_share(each[kind], 0) for kind in ("prefill", "decode")),
+            format_share(max(1 - each["prefill"] - each["decode"], 0.0), 0),
+        ]
+        for each in result["workers"][:_MOST_WORKERS]
     ]
-    mark_missed(axes, [at_s for at_s, _ in marks], [lane for _, lane in marks])
-    axes.set_yticks(list(lanes.values()), list(lanes), fontsize=8)
-    axes.set_xlim(start_s, end_s)
-    axes.set_xlabel("virtual seconds")
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    legend_above(axes)
+    left = len(result["workers"]) - len(rows)
+    text = ["Shares of the whole run; a mixed pass counts as prefill. --timeline has every activity with its time."]
+    text += [f"{left} more are not listed."] if left else []
+    head = ("worker", "prefill", "decode", "idle")
+    yield Section(f"How busy the workers were: {name}", text=text, head=head, rows=rows, is_half=True)

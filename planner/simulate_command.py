@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -13,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ampd.documents import check_writable
+from ampd.documents import check_writable, dumped
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
@@ -28,6 +27,7 @@ from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
+from workloads.series import series_of
 from workloads.trace import Session, load_trace, retime
 
 PROG = "ampd simulate"
@@ -125,19 +125,22 @@ def run(argv: Sequence[str]) -> int:
     """
     settings = parse_settings(SimulateSettings, argv, PROG)
     check_writable(settings.report, settings.timeline)
-    scene, combinations = _scene(settings), _combinations(settings)
-    _require_prefill(scene.cluster, combinations)
-    _warn(scene)
-    keeps = settings.report is not None or settings.timeline is not None
-    scene = replace(scene, options=replace(scene.options, keeps_timeline=keeps))
+    scene, combinations = case_of(settings, load_trace(settings.trace, settings.limit))
+    scene = replace(scene, options=replace(scene.options, keeps_timeline=settings.timeline is not None))
     runs = in_parallel(partial(run_combination, scene), combinations, "simulating", settings.jobs)
-    results = [_result(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
-    common = {"trace": settings.trace, "seed": settings.seed, "performance_model": provenance_of(scene.model)}
+    results = [result_of(scene, combination, run_) for combination, run_ in zip(combinations, runs, strict=True)]
+    common = {
+        "kind": "simulation",
+        "trace": settings.trace,
+        "seed": settings.seed,
+        "performance_model": provenance_of(scene.model),
+        "note": papers_note(combinations),
+    }
     whole = (results[0] if len(results) == 1 else {}) | common | {"results": results}
     # Before the files: if one cannot be written, the results are not lost.
     names = [combination.label for combination in combinations]
     print(
-        json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
+        dumped(whole) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
         flush=True,
     )
     if settings.timeline:
@@ -145,11 +148,23 @@ def run(argv: Sequence[str]) -> int:
     if settings.report:
         from planner.reports import write_simulation_report
 
-        write_simulation_report(settings.report, whole, combinations, runs, scene.slo)
+        write_simulation_report(settings.report, whole)
     if not any(result["rounds"] for result in results):
         _print_error(runs[0])
         return 1
     return 0
+
+
+def case_of(settings: SimulateSettings, sessions: Sequence[Session]) -> tuple[Scene, list[Combination]]:
+    """What a call simulates. Sessions that do not fit are named on stderr.
+
+    Raises:
+        UserError: the settings do not go together, or have an unknown name.
+    """
+    scene, combinations = _scene(settings, sessions), _combinations(settings)
+    _require_prefill(scene.cluster, combinations)
+    _warn(scene)
+    return scene, combinations
 
 
 def _warn(scene: Scene) -> None:
@@ -174,7 +189,7 @@ def run_combination(scene: Scene, combination: Combination) -> SimulationRun:
     return simulate(sessions, cluster, scene.model, policies, scene.slo, scene.options)
 
 
-def _scene(settings: SimulateSettings) -> Scene:
+def _scene(settings: SimulateSettings, sessions: Sequence[Session]) -> Scene:
     model = settings.performance_model()
     cluster = _cluster(settings, model)
     prefill, decode = ([group.parallelism for group in groups] for groups in (cluster.prefill, cluster.decode))
@@ -185,8 +200,7 @@ def _scene(settings: SimulateSettings) -> Scene:
     else:
         every = [*prefill, *decode, *mixed]
         model.require(every, every)  # each may get any role
-    sessions = tuple(load_trace(settings.trace, settings.limit))
-    return Scene(sessions, settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
+    return Scene(tuple(sessions), settings.limit, cluster, model, settings.binding, settings.slo, settings.options())
 
 
 def _cluster(settings: SimulateSettings, model: PiecewiseModel) -> Cluster:
@@ -258,9 +272,10 @@ def parse_rates(text: str | None) -> list[float | None]:
     return list(rates)
 
 
-def _result(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
+def result_of(scene: Scene, combination: Combination, simulated: SimulationRun) -> dict[str, Any]:
     cluster = scene.cluster_of(combination)
     return {
+        "label": combination.label,
         "mode": str(combination.mode),
         "routing": combination.routing,
         "ordering": combination.ordering,
@@ -270,7 +285,17 @@ def _result(scene: Scene, combination: Combination, simulated: SimulationRun) ->
         "cluster": str(cluster),
         "gpus": cluster.gpus,
         **simulated.result(scene.slo, scene.model.profile.kv_bytes_per_token),
+        "workers": _workers(simulated),
+        "series": series_of([each.as_recorded() for each in simulated.rounds], scene.slo),
     }
+
+
+def _workers(simulated: SimulationRun) -> list[dict[str, Any]]:
+    """The share of the run in which each worker computed, by kind."""
+    return [
+        {"worker": name, **{kind: seconds / (simulated.duration_s or 1.0) for kind, seconds in busy_s.items()}}
+        for name, busy_s in simulated.busy_s.items()
+    ]
 
 
 def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene, note: str) -> str:

@@ -112,7 +112,7 @@ class Coordinator:
             on_session_end=self.branches.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
-        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, access.take_report, clock)
+        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, clock)
         self._calls = calls
         self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
@@ -159,10 +159,9 @@ class Coordinator:
         """How many sessions this replica moved because it pays, by reason."""
         return self._services.placer.moves_made
 
-    @property
-    def sessions(self) -> SessionControl:
-        """Lists, shows and ends sessions."""
-        return SessionControl(self._services)
+    def sessions(self, keys: tuple[bytes, ...]) -> SessionControl:
+        """Lists, shows and ends sessions, for whoever knows a secret of the graph."""
+        return SessionControl(self._services, keys)
 
     @property
     def worker_deaths(self) -> int:

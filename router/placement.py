@@ -173,7 +173,7 @@ class Placer:
         for _ in range(_CONFLICTS):
             decode = await self._bound(unplaced, known) if known else None
             if decode is None or not may_continue(unplaced.request.continued_mark, decode):
-                decode = self._bind(unplaced)
+                decode = self._bind(unplaced, known)
                 if known is not None:
                     known = await self._rebind(known, decode.worker_id)
                     if known.worker_id != decode.worker_id:
@@ -253,7 +253,7 @@ class Placer:
         self._gone_until_s = {gone: until_s for gone, until_s in self._gone_until_s.items() if until_s > now_s}
         self._gone_until_s[worker_id] = now_s + self._suspect_s
 
-    def _bind(self, unplaced: UnplacedRound) -> WorkerView:
+    def _bind(self, unplaced: UnplacedRound, known: Binding | None) -> WorkerView:
         decode = self._view.decode()
         self._foreign.note_decode(decode)
         live = [view for view in decode if view.worker_id not in unplaced.lost]
@@ -270,6 +270,10 @@ class Placer:
                 "settings; send the request again",
             )
         roomy = _with_room(unplaced, able)
+        held = {view.worker_id: view.held_tokens.get(unplaced.session_id, 0) for view in roomy if known is None}
+        if any(held.values()):
+            # Another replica served the session, and the store may be away or may have lost the binding.
+            return max(roomy, key=lambda view: (held[view.worker_id], view.worker_id))
         if not self._store_answers():
             return deterministic_choice(unplaced.session_id, roomy)
         chosen = self._policies.bind(_task(unplaced, 0), roomy, self._clock(), unplaced.history.shared(roomy))

@@ -88,7 +88,6 @@ class CoordinatorProcess:
             tokenizer=card.tokenizer,
         )
         coordinator.counts.on_add = window.add
-        coordinator.sessions.register(runtime)
         self._coordinator = coordinator
         self._frames = FrameServer(coordinator.take)
         self._has_given_up = asyncio.Event()
@@ -168,6 +167,7 @@ class CoordinatorProcess:
     async def _start(self, keys: tuple[bytes, ...]) -> None:
         settings = self._settings
         await self._coordinator.start(keys)
+        self._coordinator.sessions(keys).register(self._runtime)
         self._publisher.start()
         exposition.log_address(self._runtime)
         exposition.answer_liveness(self._runtime)

@@ -8,13 +8,20 @@ from typing import Any
 from uuid import uuid4
 
 from ampd.errors import one_line_of
-from ampd.keys import MAX_SESSION_ID_CHARS, SESSION_HEADER, TOKEN_BYTES, from_ascii_name, session_key, tenant_of
+from ampd.keys import (
+    MAX_SESSION_ID_CHARS,
+    SESSION_HEADER,
+    TOKEN_BYTES,
+    from_ascii_name,
+    pack_tokens,
+    session_key,
+    tenant_of,
+)
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.local_only import uncarried_option
 from ampd.types import Slo
 from ampd.wire import ENGINE_FIELDS, MAX_CHOICES
 from router.round_errors import RoundRefusedError
-from router.session_memory import pack_tokens
 from router.targets import TargetLimits
 
 _SAMPLING: Mapping[str, tuple[tuple[Any, ...], str]] = {

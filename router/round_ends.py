@@ -9,23 +9,11 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from ampd.background_tasks import InBackground, RoundsInProgress, SupervisedTask
+from ampd.background_tasks import BackgroundTasks, InBackground, RoundsInProgress, SupervisedTask
 from ampd.call_signatures import RPC_HOST, Verifier
-from ampd.round_end import (
-    RUNNING_S,
-    Begun,
-    Hello,
-    PrefillFailed,
-    RoundEnded,
-    Running,
-    Taken,
-    TakenOver,
-    Told,
-    read_told,
-)
-from ampd.wire import RoundReport
+from ampd.round_end import RUNNING_S, Begun, PrefillFailed, RoundEnded, Running, Told, cut_told
 from router.round_errors import WorkerLostError
 
 log = logging.getLogger(__name__)
@@ -48,7 +36,7 @@ class Run(Protocol):
     def worker_id(self) -> str: ...
     @property
     def is_over(self) -> bool: ...
-    def told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None: ...
+    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None: ...
     def lost(self, error: WorkerLostError) -> None: ...
     def give_up(self) -> None: ...
 
@@ -61,7 +49,6 @@ class RoundEnds(InBackground, Generic[RunT]):
 
     Args:
         lost: says what it means that a worker tells nothing more (`WorkerAccess.lost`).
-        taken_over: called with a worker, a session and the worker's report.
 
     Attributes:
         in_progress: the rounds that have arrived here and are not over.
@@ -71,17 +58,16 @@ class RoundEnds(InBackground, Generic[RunT]):
     def __init__(
         self,
         lost: Callable[[str, str], Awaitable[WorkerLostError]],
-        taken_over: Callable[[str, str, RoundReport], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._lost_error = lost
-        self._taken_over = taken_over
         self._clock = clock
         self._runs: dict[str, RunT] = {}
         self._lost: dict[str, tuple[float, RunT]] = {}
-        self._connections: dict[str, asyncio.StreamWriter] = {}
+        self._connections: dict[str, _WorkerConnection] = {}
         self._server: asyncio.Server | None = None
         self._verifier = Verifier((), "")
+        self._asking = BackgroundTasks()
         self._task = SupervisedTask("untold-rounds", self._run)
         self.in_progress = RoundsInProgress()
         self.address = ""
@@ -93,7 +79,8 @@ class RoundEnds(InBackground, Generic[RunT]):
             keys: the secrets of the graph.
         """
         host = os.environ.get(RPC_HOST) or _outer_address()
-        self._server = await asyncio.start_server(self._serve, host, 0)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._connected, host, 0)
         self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
         self._verifier = Verifier(keys, self.address)
 
@@ -101,8 +88,8 @@ class RoundEnds(InBackground, Generic[RunT]):
         await super().stop()
         if self._server is not None:
             self._server.close()
-        for writer in self._connections.values():
-            writer.close()
+        for connection in list(self._connections.values()):
+            connection.close()
         self.forget_lost(math.inf)
 
     # -- rounds
@@ -138,35 +125,26 @@ class RoundEnds(InBackground, Generic[RunT]):
 
     # -- connections
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        worker_id = ""
-        try:
-            hello = await read_told(reader, self._verifier)
-            if not isinstance(hello, Hello):
-                raise ValueError("it does not begin with a name")
-            worker_id = hello.worker_id
-            self._connections[worker_id] = writer
-            while True:
-                self._told(worker_id, await read_told(reader, self._verifier))
-        except (EOFError, OSError):
-            pass
-        except ValueError as error:
-            log.warning("a message of %s is not taken: %s", worker_id or "a stranger", error)
-        finally:
-            writer.close()
-            if self._connections.get(worker_id) is writer:
-                del self._connections[worker_id]
-                await self._unless_alive(worker_id, self._of(worker_id))
+    def _connected(self) -> _WorkerConnection:
+        return _WorkerConnection(self._verifier, self._heard, self._gone)
+
+    def _heard(self, connection: _WorkerConnection, told: Told) -> None:
+        if isinstance(told, Running):
+            connection.worker_id = told.worker_id
+            self._connections[told.worker_id] = connection
+        self._told(connection.worker_id, told)
 
     def _told(self, worker_id: str, told: Told) -> None:
-        if isinstance(told, TakenOver):
-            self._taken_over(worker_id, told.session_id, told.report)
-        elif isinstance(told, Running):
+        if isinstance(told, Running):
             self._not_running(self._of(worker_id, older_s=RUNNING_S), set(told.request_ids))
-        elif isinstance(told, RoundEnded | PrefillFailed | Taken | Begun):
-            run = self._runs.get(told.request_id)
-            if run is not None and run.worker_id == worker_id:
-                run.told(told)
+        elif (run := self._runs.get(told.request_id)) is not None and run.worker_id == worker_id:
+            run.told(told)
+
+    def _gone(self, connection: _WorkerConnection) -> None:
+        worker_id = connection.worker_id
+        if self._connections.get(worker_id) is connection:
+            del self._connections[worker_id]
+            self._asking.spawn(self._unless_alive(worker_id, self._of(worker_id)))
 
     def _of(self, worker_id: str, older_s: float = 0.0) -> list[RunT]:
         given_s = self._clock() - older_s
@@ -202,6 +180,41 @@ class RoundEnds(InBackground, Generic[RunT]):
             if until_s <= now_s:
                 del self._lost[request_id]
                 run.give_up()
+
+
+class _WorkerConnection(asyncio.Protocol):
+    """From a worker, whose name comes with its first message."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        heard: Callable[[_WorkerConnection, Told], None],
+        gone: Callable[[_WorkerConnection], None],
+    ) -> None:
+        self._verifier = verifier
+        self._heard = heard
+        self._gone = gone
+        self._buffer = bytearray()
+        self._transport: Any = None
+        self.worker_id = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        try:
+            for told in cut_told(self._buffer, self._verifier):
+                self._heard(self, told)
+        except ValueError as error:
+            log.warning("a message of %s is not taken: %s", self.worker_id or "a stranger", error)
+            self.close()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._gone(self)
+
+    def close(self) -> None:
+        self._transport.close()
 
 
 def _outer_address() -> str:

@@ -12,13 +12,13 @@ from dataclasses import replace
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
 from ampd.keys import TOKEN_BYTES
-from ampd.round_end import Begun, PrefillFailed, RoundEnded, Taken, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
 from ampd.types import Route
-from ampd.wire import ENGINE_DIED, OVERLOADED, GenerateRequest, RoundReport, encode_task
+from ampd.wire import ENGINE_DIED, OVERLOADED, GenerateRequest, RoundReport, Source, encode_task
 from router.calls import CallContext, WorkerCalls
 from router.decision_record import DecisionRecord, notify
 from router.fingerprints import mark_of
@@ -256,8 +256,8 @@ class RoundRun:
         mark = request.continued_mark if request.continued_tokens else mark_of(plan.decode.fingerprint)
         message: GenerateRequest = {
             "task": encode_task(plan.task, now_s),
-            "token_ids": list(request.token_ids),
-            "source_worker_id": self._kv_source,
+            "prompt": request.prompt,
+            "source": self._source(self._kv_source or (plan.source.worker_id if plan.source else None)),
             "kept_tokens": self._record.kept_tokens,
             "request": request.engine_request,
             "start": {
@@ -274,36 +274,30 @@ class RoundRun:
             message["start"]["tells_begin"] = True
         if request.ends_session:
             message["ends_session"] = True
-        source = plan.source
         if self._kv_source is not None:
-            holder = self._services.access.view.worker(self._kv_source)
-            if holder is not None:
-                message["source_tp"] = holder.parallelism.tp
-        elif source is not None:
-            message["history_worker_id"], message["history_tp"] = source.worker_id, source.parallelism.tp
-        if plan.decision.route is Route.REMOTE:
-            prefill = self._services.access.view.worker(plan.decision.worker_id)
-            message["start"]["prefill"] = {
-                "worker_id": plan.decision.worker_id,
-                "tp": prefill.parallelism.tp if prefill else None,
-                "source_worker_id": source.worker_id if source else None,
-                "source_tp": source.parallelism.tp if source else None,
-            }
+            message["is_prefilled"] = True
+        if plan.decision.route is Route.REMOTE and (prefill := self._source(plan.decision.worker_id)) is not None:
+            message["start"]["prefill"] = prefill
         return message
+
+    def _source(self, worker_id: str | None) -> Source | None:
+        if worker_id is None:
+            return None
+        view = self._services.access.view.worker(worker_id)
+        return worker_id, view.parallelism.tp if view else None
 
     # -- what workers tell
 
-    def told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None:
         """The decode worker says something of the round."""
         self._within.run(self._told, told)
 
-    def _told(self, told: RoundEnded | PrefillFailed | Taken | Begun) -> None:
+    def _told(self, told: RoundEnded | PrefillFailed | Begun) -> None:
         self.was_answered = True
         self._sign.set()
-        if isinstance(told, Taken):
-            return
         if isinstance(told, Begun):
-            self._reached()
+            if told.has_output:
+                self._reached()
         elif isinstance(told, PrefillFailed):
             self._prefill_failed(told)
         else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
+from ampd.call_signatures import operator_token
 from ampd.keys import is_session_key, session_key
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.wire import SESSIONS_ROUTE
@@ -19,17 +22,31 @@ class SessionControl:
     A request names a session by the client's id and its tenant (`session_id`, `tenant`), or by its name inside of the
     graph (`session_key`). A `session_id` that no client uses now may be such a name too. Many clients' ids look like
     one (32 hexadecimal digits). An answer with the key `error` says why a request was not served.
+
+    Args:
+        keys: the secrets of the graph. A request brings the token of one of them (`token`).
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, keys: tuple[bytes, ...] = ()) -> None:
         self._services = services
+        self._tokens = [operator_token(key) for key in keys]
         self._view = services.access.view
         self._store = services.access.store
 
     def register(self, runtime: Any) -> None:
-        """Offer the operations at the system port of the process."""
+        """Offer the operations at the system port of the process, unless the graph has no secret."""
         for name, operation in (("list", self.list), ("show", self.show), ("end", self.end)):
-            runtime.register_engine_route(f"{SESSIONS_ROUTE}/{name}", operation)
+            if self._tokens:
+                runtime.register_engine_route(f"{SESSIONS_ROUTE}/{name}", partial(self._run, operation))
+
+    async def _run(
+        self, operation: Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]], request: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Raises `PermissionError` without the token: Dynamo answers 500."""
+        given = str(request.get("token")).encode()
+        if not any(hmac.compare_digest(given, token.encode()) for token in self._tokens):
+            raise PermissionError("the request has no token of this graph's secret, see `ampd session --help`")
+        return await operation(request)
 
     async def list(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The sessions whose KV a worker holds, largest first, at most `limit` (1000)."""

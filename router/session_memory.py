@@ -9,9 +9,8 @@ has lost, and counts it against no limit. So a session is forgotten when any rep
 from __future__ import annotations
 
 import time
-from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +19,6 @@ from ampd.state.store import Binding, SessionLimits
 
 _ENTRY_BYTES = 512
 """Approximate size of an entry without its tokens: dictionary slot, key, objects."""
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as native 32-bit words."""
-    return array("I", token_ids).tobytes()
 
 
 def common_prefix_tokens(left: bytes, right: bytes) -> int:

@@ -45,7 +45,7 @@ class KnownPrefixes:
         """The published prefixes that a prompt begins with, key -> tokens.
 
         Args:
-            prompt: packed tokens, see `router.session_memory.pack_tokens`.
+            prompt: packed tokens, see `ampd.keys.pack_tokens`.
             page_keys: (tokens) -> keys of the full pages of the prompt's first tokens. Called for prefixes that no
                 prompt was compared with successfully yet.
         """

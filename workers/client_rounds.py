@@ -7,24 +7,24 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from dynamo.runtime import Context
 
 from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
-from ampd.handler_stream import Chunk, Send
-from ampd.round_end import Begun, PrefillFailed, Taken, TakenOver, Told, error_chunk, goes_on_elsewhere
+from ampd.handler_stream import Chunk, Send, StopSignal, send_all
+from ampd.keys import pack_tokens
+from ampd.round_end import Begun, PrefillFailed, Told, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
     ENGINE_DIED,
     OVERLOADED,
-    REPORT_KEY,
     GenerateRequest,
-    PrefillCall,
     PrefillRequest,
     RoundStart,
+    Source,
     engine_start,
     parse_error,
 )
@@ -33,58 +33,6 @@ from workers.client_stream import ClientStream, ends_at_prefill, grouped, signs_
 from workers.engines.base import EngineError
 from workers.round_ends import RoundEnds
 from workers.round_service import RoundService
-
-ItemT = TypeVar("ItemT")
-
-
-class StopSignal(Protocol):
-    """The part of Dynamo's `Context` that shows when the caller has gone."""
-
-    def is_stopped(self) -> bool: ...
-
-    def async_killed_or_stopped(self) -> Any:
-        """A future that completes when the context is killed or stopped."""
-        ...
-
-
-async def send_until_stopped(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
-    """Send the items of `source` until it ends or the caller goes. Then it is cancelled where it waits, and closed.
-
-    `source` runs in a separate task, because the handler must outlive its cancellation.
-    """
-    if context.is_stopped():
-        await source.aclose()
-        return
-    pump = asyncio.create_task(_pump(source, context, send))
-
-    def end() -> None:
-        if not pump.cancelling():
-            # A second cancellation would cut the clean-up short.
-            pump.cancel()
-
-    stopped = asyncio.ensure_future(context.async_killed_or_stopped())
-    stopped.add_done_callback(lambda _: end())
-    try:
-        await asyncio.wait({pump})
-        if not pump.cancelled() and (error := pump.exception()) is not None:
-            raise error
-    finally:
-        stopped.cancel()
-        end()
-        await asyncio.wait({pump})
-
-
-async def _pump(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
-    pump = asyncio.current_task()
-    assert pump is not None
-    async with aclosing(source):
-        async for item in source:
-            if context.is_stopped() or pump.cancelling():
-                # The cancellation can have been lost, for example in `asyncio.wait_for` of Python 3.11, which forgets
-                # it where it meets an answer.
-                return
-            send(item)
-
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +88,6 @@ class ClientRounds:
         """Answer one round. A round that fails ends with an `error_chunk`."""
         stream, start = ClientStream(request, self._clock), request["start"]
         self._ends.begins(start["tell"], start["request_id"])
-        self._tell(start, Taken(start["request_id"]))
         with self._in_progress.round():
             try:
                 with signs_of_life(send) as send_alive:
@@ -155,7 +102,7 @@ class ClientRounds:
         try:
             # An error comes after the tokens before it, so that no more than necessary is computed again.
             with grouped(send, self._stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                await send_until_stopped(self._chunks(request, stream), context, send_grouped)
+                await send_all(self._chunks(request, stream), context, send_grouped)
             if not stream.is_complete and not context.is_stopped():
                 raise EngineError("its stream ended before the round did", ENGINE_DIED)
         except Exception as error:
@@ -174,12 +121,12 @@ class ClientRounds:
     async def _chunks(self, request: GenerateRequest, stream: ClientStream) -> AsyncGenerator[Chunk, None]:
         """The client's chunks."""
         start, began_s = request["start"], self._clock()
-        if (call := start.get("prefill")) is not None:
-            chunk = await self._first_token(call, request, stream)
+        if (prefill := start.get("prefill")) is not None:
+            chunk = await self._first_token(prefill[0], request, stream)
             self._was_waiting(request, began_s)
             if chunk is not None:
                 reason = ends_at_prefill(chunk, request, self._context_limit)
-                request = _taken_over(request, call, chunk["token_ids"])
+                request = _taken_over(request, prefill, chunk["token_ids"])
                 yield self._noted(start, stream, stream.prefilled(chunk, reason))
                 if stream.is_complete:
                     self._background.spawn(self._after_prefill(request))
@@ -194,7 +141,7 @@ class ClientRounds:
             self._tell(start, stream.ended("complete"))
         elif start.get("tells_begin") and stream.has_begun:
             start["tells_begin"] = False
-            self._tell(start, Begun(start["request_id"]))
+            self._tell(start, Begun(start["request_id"], has_output=True))
         return chunk
 
     def _tell(self, start: RoundStart, told: Told) -> None:
@@ -207,7 +154,7 @@ class ClientRounds:
 
     # -- the prefill worker
 
-    async def _first_token(self, call: PrefillCall, request: GenerateRequest, stream: ClientStream) -> Chunk | None:
+    async def _first_token(self, worker_id: str, request: GenerateRequest, stream: ClientStream) -> Chunk | None:
         """The first token, from a prefill worker; None: that worker failed, and this one prefills.
 
         Raises:
@@ -216,14 +163,12 @@ class ClientRounds:
         context = tracing.context_for_call(self._worker_id) or Context()
         message: PrefillRequest = {
             "task": request["task"],
-            "token_ids": request["token_ids"],
-            "source_worker_id": call["source_worker_id"],
+            "prompt": request["prompt"],
+            "source": request["source"],
             "kept_tokens": request.get("kept_tokens", 0),
             "request": request["request"],
         }
-        if (source_tp := call["source_tp"]) is not None:
-            message["source_tp"] = source_tp
-        worker_id, has_begun = call["worker_id"], False
+        has_begun = False
         try:
             chunks = await self._prefills.prefill(worker_id, message, context)
             has_begun = True
@@ -281,14 +226,13 @@ class ClientRounds:
         taking: GenerateRequest = {**request, "request": {**request["request"], "stop_conditions": stops}}
         try:
             async with aclosing(self._rounds.generate(taking)) as chunks:
-                async for chunk in chunks:
-                    if report := chunk.get(REPORT_KEY):
-                        self._tell(request["start"], TakenOver(request["task"]["session_id"], report))
+                async for _ in chunks:
+                    pass
         except Exception as error:
             log.warning("the KV of a round was not taken over: %s", one_line_of(error))
 
 
-def _taken_over(request: GenerateRequest, call: PrefillCall, token_ids: list[int]) -> GenerateRequest:
+def _taken_over(request: GenerateRequest, source: Source, token_ids: list[int]) -> GenerateRequest:
     """The request for the rest of a round whose first tokens came from a prefill worker.
 
     Only for requests that may be split (`ampd.serving.local_only.uncarried_option` is None).
@@ -297,15 +241,13 @@ def _taken_over(request: GenerateRequest, call: PrefillCall, token_ids: list[int
     for name in ("max_tokens", "min_tokens"):
         if stops.get(name):
             stops[name] = max(0, stops[name] - len(token_ids))
-    rest: GenerateRequest = {
+    return {
         **request,
-        "token_ids": [*request["token_ids"], *token_ids],
-        "source_worker_id": call["worker_id"],
+        "prompt": request["prompt"] + pack_tokens(token_ids),
+        "source": source,
+        "is_prefilled": True,
         "request": {**request["request"], "stop_conditions": stops},
     }
-    if (tp := call["tp"]) is not None:
-        rest["source_tp"] = tp
-    return rest
 
 
 def _explained(error: Exception) -> tuple[int, str]:

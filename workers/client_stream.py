@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from ampd.handler_stream import Chunk, Send, has_only_tokens, join_chunks
+from ampd.keys import TOKEN_BYTES, pack_tokens
 from ampd.round_end import LINK, Measures, RoundEnded, merged_usage
 from ampd.wire import REPORT_KEY, GenerateRequest, RoundReport
 
@@ -104,7 +104,7 @@ class ClientStream:
         self._measures = Measures()
         self._prefill: RoundReport | None = None
         self._decode: RoundReport | None = None
-        self._is_taken_over = request["source_worker_id"] is not None
+        self._is_taken_over = request.get("is_prefilled", False)
         self._tokens_before = 0
         self.tokens: list[int] = []
         self.is_told = False
@@ -197,7 +197,7 @@ class ClientStream:
         return RoundEnded(
             self._start["request_id"],
             outcome,
-            array("I", self.tokens).tobytes(),
+            pack_tokens(self.tokens),
             self.has_begun,
             ttft_s,
             (self._last_s - self._arrival_s - ttft_s) / gaps if ttft_s is not None and gaps > 0 else None,
@@ -228,7 +228,7 @@ def ends_at_prefill(chunk: Chunk, request: GenerateRequest, context_limit: int) 
     max_tokens = stops.get("max_tokens")
     if max_tokens is not None and max_tokens <= 1:
         return "length"
-    return "length" if len(request["token_ids"]) + 1 >= context_limit else None
+    return "length" if len(request["prompt"]) // TOKEN_BYTES + 1 >= context_limit else None
 
 
 def _stop_token_ids(request: GenerateRequest) -> frozenset[int]:

@@ -19,7 +19,7 @@ from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
-from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
+from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks, send_all
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
 from ampd.state.redis_store import StateStore, open_store
@@ -30,7 +30,7 @@ from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
 from workers.call_guard import CallGuard, CallRefusedError
-from workers.client_rounds import ClientRounds, send_until_stopped
+from workers.client_rounds import ClientRounds
 from workers.client_stream import grouped
 from workers.engines import create_engine, performance_model
 from workers.engines.base import Engine, EngineError
@@ -232,8 +232,7 @@ class Worker:
                     return
                 # An error comes after the tokens before it, so that no more than necessary is computed again.
                 with grouped(send, self._settings.stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                    # It works in a task of its own, which begins in this first step.
-                    await send_until_stopped(rounds(request), context, send_grouped)
+                    await send_all(rounds(request), context, send_grouped)
             except (EngineError, CallRefusedError) as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -244,7 +243,7 @@ class Worker:
                 raise HttpError(500, error_text(500, f"the worker failed: {error!r}")) from None
 
         def handle(request: Any, context: Context) -> AsyncIterator[Chunk]:
-            return HandlerStream(partial(serve, request, context), join_chunks)
+            return HandlerStream(partial(serve, request, context), join_chunks, context)
 
         return handle
 

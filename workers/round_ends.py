@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from typing import Any
 
 from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.call_signatures import Signer
-from ampd.round_end import RUNNING_S, Hello, RoundEnded, Running, Told, encode_told
+from ampd.round_end import RUNNING_S, Begun, RoundEnded, Running, Told, encode_told
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +33,12 @@ class RoundEnds(InBackground):
         if link is None or link.is_given_up:
             link = self._links[address] = _Link(address, self._worker_id, self._signer)
         link.running[request_id] += 1
+        link.tell(Begun(request_id))
 
     def tell(self, address: str, told: Told) -> None:
-        link = self._links.get(address)
-        if link is None:
-            return  # its coordinator has gone since
-        if isinstance(told, RoundEnded):
-            link.running[told.request_id] -= 1
-            if link.running[told.request_id] <= 0:
-                del link.running[told.request_id]
-        link.tell(told)
+        """Tell more of a round. Nothing happens if its coordinator has gone since."""
+        if (link := self._links.get(address)) is not None:
+            link.tell(told)
 
     async def _run(self) -> None:
         while True:
@@ -50,7 +47,7 @@ class RoundEnds(InBackground):
                 if link.is_given_up and not link.running:
                     del self._links[address]
                 else:
-                    link.tell(Running(list(link.running)))
+                    link.tell_running()
 
     async def stop(self) -> None:
         await super().stop()
@@ -58,7 +55,7 @@ class RoundEnds(InBackground):
             await link.close()
 
 
-class _Link:
+class _Link(asyncio.Protocol):
     """A connection to one coordinator.
 
     Attributes:
@@ -68,41 +65,60 @@ class _Link:
 
     def __init__(self, address: str, worker_id: str, signer: Signer) -> None:
         self._address = address
+        self._worker_id = worker_id
         self._signer = signer
-        self._hello = Hello(worker_id)
-        self._waiting: list[bytes] = []
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._waiting: list[Told] = []
+        self._transport: Any = None
         self._connecting: asyncio.Task[None] | None = None
         self.running = Counter[str]()
         self.is_given_up = False
 
     def tell(self, told: Told) -> None:
-        frame = encode_told(told, self._signer, self._address)
-        if self._streams is not None:
-            reader, writer = self._streams
-            if not (reader.at_eof() or writer.is_closing()):
-                writer.write(frame)
-                return
-            writer.close()
-            self._streams = None
+        if isinstance(told, RoundEnded):
+            self.running[told.request_id] -= 1
+            if self.running[told.request_id] <= 0:
+                del self.running[told.request_id]
+        if self._transport is not None:
+            self._send(told)
+            return
         if len(self._waiting) < _MOST_WAITING:
-            self._waiting.append(frame)
+            self._waiting.append(told)
+        self._begin_to_connect()
+
+    def tell_running(self) -> None:
+        """Tell which rounds there are, as a new connection does first."""
+        if self._transport is None:
+            self._begin_to_connect()
+        else:
+            self._send(Running(self._worker_id, [*self.running]))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        waiting, self._waiting = self._waiting, []
+        ended = (told.request_id for told in waiting if isinstance(told, RoundEnded))
+        for told in (Running(self._worker_id, [*self.running, *ended]), *waiting):
+            self._send(told)
+
+    def _send(self, told: Told) -> None:
+        self._transport.write(encode_told(told, self._signer, self._address))
+
+    def _begin_to_connect(self) -> None:
         if self._connecting is None and not self.is_given_up:
             self._connecting = asyncio.create_task(self._connect())
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._transport = None
 
     async def _connect(self) -> None:
         host, _, port = self._address.rpartition(":")
         try:
             for _ in range(_TRIES):
                 try:
-                    self._streams = _, writer = await asyncio.open_connection(host, int(port))
+                    await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))
                 except OSError:
                     await asyncio.sleep(_PAUSE_S)
-                    continue
-                writer.write(encode_told(self._hello, self._signer, self._address))
-                writer.writelines(self._waiting)
-                self._waiting.clear()
-                return
+                else:
+                    return
             self.is_given_up = True
             log.warning("the coordinator at %s cannot be reached: it is not told how its rounds end", self._address)
         finally:
@@ -113,5 +129,5 @@ class _Link:
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait({self._connecting})
-        if self._streams is not None:
-            self._streams[1].close()
+        if self._transport is not None:
+            self._transport.close()

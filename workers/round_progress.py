@@ -12,27 +12,16 @@ from workers.engines.base import EngineLoad, EngineOutput
 from workers.kv.exchange import KvFetch
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPrompt:
-    """What a round came with.
-
-    Attributes:
-        page_keys: keys of its full pages; they are hashed once and passed to the engine and its KV exchange.
-        kept_tokens: of it, in the context of its session before; 0 also if it is not known.
-    """
-
-    task: PrefillTask
-    tokens: int
-    page_keys: Sequence[bytes] = ()
-    kept_tokens: int = 0
-
-
 @dataclass(slots=True)
 class RoundProgress:
     """How far a round has come here. Times are on the worker's clock.
 
     Attributes:
         rid: id of the engine's request.
+        task: the prefill, as it waits in the queue.
+        token_ids: of the prompt.
+        page_keys: keys of its full pages; they are hashed once and passed to the engine and its KV exchange.
+        kept_tokens: of it, in the context of its session before; 0 also if it is not known.
         handed_over_s: when the round's first token, sampled elsewhere, came with the request; None: it is sampled here.
         tiers: where the KV of the prompt was when the engine began with it; None: the engine has not said so yet.
         reload_s: how long the engine copied from the store; 0: it copied nothing.
@@ -41,8 +30,11 @@ class RoundProgress:
     """
 
     rid: str
-    prompt: RoundPrompt
+    task: PrefillTask
+    token_ids: list[int]
     arrived_s: float
+    page_keys: Sequence[bytes] = ()
+    kept_tokens: int = 0
     started_s: float = 0.0
     handed_over_s: float | None = None
     prefill_s: float = 0.0
@@ -53,9 +45,8 @@ class RoundProgress:
     has_left_queue: bool = False
 
     @property
-    def task(self) -> PrefillTask:
-        """The prefill, as it waits in the queue."""
-        return self.prompt.task
+    def prompt_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def queued_s(self) -> float:
@@ -70,7 +61,7 @@ class RoundProgress:
             output.cached_tokens - output.reloaded_tokens,
             output.reloaded_tokens - peer_tokens,
             peer_tokens,
-            self.prompt.tokens - output.cached_tokens,
+            self.prompt_tokens - output.cached_tokens,
         )
         self.reload_s = output.reload_s
 
@@ -81,8 +72,8 @@ class RoundProgress:
         """
         if self.tiers is None:
             return {}
-        history = history_tokens(self.prompt.kept_tokens, self.task.hist_tokens, page_tokens)
-        return self.tiers.hit_tokens(history if self.handed_over_s is None else self.prompt.tokens - 1, page_tokens)
+        history = history_tokens(self.kept_tokens, self.task.hist_tokens, page_tokens)
+        return self.tiers.hit_tokens(history if self.handed_over_s is None else self.prompt_tokens - 1, page_tokens)
 
     def begins_to_decode(self) -> bool:
         """Whether no token has come out here yet although the round's first token came from elsewhere."""

@@ -22,13 +22,13 @@ from ampd.perf.corrections import READ, CorrectedModel
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.kv_tiers import longest_read_s, reading_pays, reusable_tokens
 from ampd.types import Count, Parallelism, PrefillTask
-from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, decode_task
+from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, Source, decode_task
 from workers.context_keys import ContextKeys
 from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, OnPass
 from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
 from workers.round_events import RoundEvents
-from workers.round_progress import RoundProgress, RoundPrompt
+from workers.round_progress import RoundProgress
 from workers.session_releaser import SessionReleaser
 
 _LEAST_READ_S = 0.005
@@ -59,8 +59,8 @@ class KvReads:
             source_tp: tensor parallelism of the source; None: as here.
         """
         kv, info = self._engine.kv, self._engine.info
-        prompt_tokens, page = progress.prompt.tokens, info.page_size_tokens
-        keys = progress.prompt.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
+        prompt_tokens, page = progress.prompt_tokens, info.page_size_tokens
+        keys = progress.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
         held_tokens = kv.protect(progress.rid, keys)
         peer = info.parallelism if source_tp is None else Parallelism(source_tp)
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
@@ -153,14 +153,14 @@ class RoundService:
 
     async def prefill(self, request: PrefillRequest) -> Chunks:
         """Prefill a context for another worker: one chunk with the first token. The KV stays for the other's read."""
-        source = self._peer(request["source_worker_id"])
+        source = self._peer(request["source"])
         progress = self._begin(request)
         try:
             with self._place(progress, source) as place:
                 async with self._sessions.round(progress.task.session_id, is_copy=True):
                     await self._picked(place, progress)
-                    expected_tokens = progress.task.hist_tokens or progress.prompt.tokens
-                    await self._fetch(progress, source, request.get("source_tp"), "history", expected_tokens)
+                    expected_tokens = progress.task.hist_tokens or progress.prompt_tokens
+                    await self._fetch(progress, source, "history", expected_tokens)
                     await self._slot(place, progress)
                     chunk = await self._first_token(request, progress, place.passes)
                     self._events.first_token(progress)
@@ -171,11 +171,12 @@ class RoundService:
 
     async def generate(self, request: GenerateRequest) -> Chunks:
         """Run a round to its end. With a source its increment was prefilled there; without a source it queues here."""
-        source = self._peer(request["source_worker_id"])
+        source = self._peer(request["source"])
         progress = self._begin(request)
-        chunks = self._taken_over(request, progress, source) if source else self._local(request, progress)
+        whole = source if request.get("is_prefilled") else None
+        chunks = self._taken_over(request, progress, whole) if whole else self._local(request, progress, source)
         try:
-            has_context = progress.prompt.kept_tokens > 0
+            has_context = progress.kept_tokens > 0
             is_last = bool(request.get("ends_session"))
             async with (
                 self._sessions.round(progress.task.session_id, has_context=has_context, is_last=is_last),
@@ -184,7 +185,7 @@ class RoundService:
                 async for chunk in chunks:
                     yield chunk
         finally:
-            await self._end(progress, was_queued=not source)
+            await self._end(progress, was_queued=whole is None)
 
     async def kv(self, request: KvRequest) -> KvReply:
         """Answer a call of another worker, or of a coordinator."""
@@ -199,24 +200,23 @@ class RoundService:
 
     # -- the two kinds of rounds
 
-    async def _local(self, request: GenerateRequest, progress: RoundProgress) -> Chunks:
+    async def _local(self, request: GenerateRequest, progress: RoundProgress, holder: Source | None) -> Chunks:
         """A round that is prefilled and decoded here. After a move it first reads its history from the old owner."""
-        holder = self._peer(request.get("history_worker_id"))
         with self._place(progress, holder) as place:
             await self._picked(place, progress)
-            await self._fetch(progress, holder, request.get("history_tp"), "history", progress.task.hist_tokens)
+            await self._fetch(progress, holder, "history", progress.task.hist_tokens)
             await self._slot(place, progress)
             async with aclosing(self._stream(request, progress, place)) as chunks:
                 async for chunk in chunks:
                     yield chunk
 
-    async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: str) -> Chunks:
+    async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: Source) -> Chunks:
         """A round whose first token came from the prefill worker `source`."""
-        await self._fetch(progress, source, request.get("source_tp"), "increment", progress.prompt.tokens)
+        await self._fetch(progress, source, "increment", progress.prompt_tokens)
         progress.started_s = self._clock()
-        if progress.prompt.tokens >= self._engine.info.max_context_tokens:
+        if progress.prompt_tokens >= self._engine.info.max_context_tokens:
             # The first token was the last one that the context takes.
-            output = EngineOutput([], finish_reason="length", prompt_tokens=progress.prompt.tokens)
+            output = EngineOutput([], finish_reason="length", prompt_tokens=progress.prompt_tokens)
             yield await self._with_report(chunk_of(output), progress)
             return
         progress.handed_over_s = progress.arrived_s
@@ -269,10 +269,8 @@ class RoundService:
     def _begin(self, request: PrefillRequest | GenerateRequest) -> RoundProgress:
         now_s = self._clock()
         # The queue is published with its tasks, and a malformed one would hide this worker from all coordinators.
-        task, token_ids = decode_task(request["task"], now_s), request["token_ids"]
-        if type(token_ids) is not list:
-            raise TypeError("token_ids must be a list")
-        packed = array("I", token_ids)
+        task, packed = decode_task(request["task"], now_s), array("I")
+        packed.frombytes(request["prompt"])
         if ((request["request"].get("sampling_options") or {}).get("n") or 1) > MAX_CHOICES:
             raise EngineError(f"n must be at most {MAX_CHOICES}", 400)
         info = self._engine.info
@@ -286,8 +284,7 @@ class RoundService:
         kept_tokens = msgspec.convert(request.get("kept_tokens", 0), Count)
         # Nothing may fail between here and the caller's `try`: what is counted must be uncounted.
         self._in_progress.begin()
-        prompt = RoundPrompt(task, len(token_ids), keys, min(kept_tokens, len(token_ids)))
-        return RoundProgress(uuid4().hex, prompt, now_s)
+        return RoundProgress(uuid4().hex, task, packed.tolist(), now_s, keys, min(kept_tokens, len(packed)))
 
     async def _end(self, progress: RoundProgress, *, was_queued: bool) -> None:
         """Leave nothing behind, however the round ended."""
@@ -296,8 +293,8 @@ class RoundService:
         await self._engine.kv.unprotect(progress.rid)
 
     @contextmanager
-    def _place(self, progress: RoundProgress, source: str | None) -> Iterator[QueuePlace]:
-        self._events.queued(progress.task, source, len(self._queue))
+    def _place(self, progress: RoundProgress, source: Source | None) -> Iterator[QueuePlace]:
+        self._events.queued(progress.task, source[0] if source else None, len(self._queue))
         try:
             with self._queue.place(progress.task, fetches=source is not None) as place:
                 yield place
@@ -308,14 +305,13 @@ class RoundService:
         await place.picked()
         self._events.picked(progress.task)
 
-    async def _fetch(
-        self, progress: RoundProgress, source: str | None, source_tp: int | None, part: str, expected_tokens: int
-    ) -> None:
-        if not source:
+    async def _fetch(self, progress: RoundProgress, source: Source | None, part: str, expected_tokens: int) -> None:
+        if source is None:
             return
-        if fetched := await self._reads.read(progress, source, expected_tokens, source_tp):
+        worker_id, tp = source
+        if fetched := await self._reads.read(progress, worker_id, expected_tokens, tp):
             progress.fetched = fetched
-            self._events.kv_read(source, part, fetched)
+            self._events.kv_read(worker_id, part, fetched)
 
     async def _slot(self, place: QueuePlace, progress: RoundProgress) -> None:
         """Wait for room in the engine."""
@@ -329,8 +325,8 @@ class RoundService:
         self._events.found(progress, hit_tokens)
         return {**chunk, REPORT_KEY: progress.report(load, held_tokens, hit_tokens)}
 
-    def _peer(self, worker_id: str | None) -> str | None:
-        return None if worker_id == self._worker_id else worker_id
+    def _peer(self, source: Source | None) -> Source | None:
+        return None if source is None or source[0] == self._worker_id else source
 
     def _outputs(
         self,
@@ -344,10 +340,10 @@ class RoundService:
         call = EngineRequest(
             rid=progress.rid,
             session_id=progress.task.session_id,
-            token_ids=request["token_ids"],
+            token_ids=progress.token_ids,
             max_new_tokens=max_new_tokens,
             request=request["request"],
-            known_keys=progress.prompt.page_keys,
+            known_keys=progress.page_keys,
             tenant=tenant_of(request["request"]),
             ttft_slo_s=progress.task.slo.ttft_s,
             is_copy=is_copy,
@@ -361,7 +357,7 @@ class RoundService:
 
 def _prefill_task(progress: RoundProgress) -> PrefillTask:
     """The prefill as the engine gets it. A first token that came elsewhere is part of the prompt."""
-    task, tokens = progress.task, progress.prompt.tokens
+    task, tokens = progress.task, progress.prompt_tokens
     hist_tokens = tokens - 1 if progress.handed_over_s is not None else task.hist_tokens
     return task.with_tokens(hist_tokens, tokens - hist_tokens)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import sys
 import time
@@ -20,7 +19,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, CliSuppress
 from tqdm import tqdm
 
-from ampd.documents import check_writable
+from ampd.documents import check_writable, dumped
 from ampd.errors import UserError, without_credentials
 from ampd.keys import SESSION_HEADER
 from ampd.progress import Progress
@@ -40,7 +39,9 @@ from workloads.endpoint import (
     synthetic_token_ids,
     synthetic_words,
 )
+from workloads.report import write_replay_report
 from workloads.results import PromptTokens, RoundRecord, format_result, require_attainment, summarise
+from workloads.series import series_of
 from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one
@@ -298,12 +299,9 @@ def run(argv: Sequence[str]) -> int:
     print(format_result(result, [record.error for record in done.records if record.error]))
     if settings.json_file:
         records = {"records": [_record_row(record) for record in done.records]} if settings.records else {}
-        settings.json_file.write_text(json.dumps(result | records, indent=1) + "\n", encoding="utf-8")
+        settings.json_file.write_text(dumped(result | records) + "\n", encoding="utf-8")
     if settings.report:
-        # matplotlib takes a second to load, and most replays draw nothing.
-        from workloads.report import write_report
-
-        write_report(settings.report, result, done.records)
+        write_replay_report(settings.report, result)
     if done.stopped:
         return _INTERRUPTED
     require_attainment(result["attainment"]["rounds"], settings.fail_under, PROG)
@@ -372,7 +370,7 @@ def _api(sessions: Sequence[Session], settings: ReplaySettings) -> str:
 
 
 def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict[str, Any]:
-    result = summarise(done.records, done.rounds_planned, plan.slo, done.duration_s)
+    result = {"kind": "replay"} | summarise(done.records, done.rounds_planned, plan.slo, done.duration_s)
     result["interrupted"] = done.stopped
     result["prompt_tokens"] = _prompt_tokens(done.records)
     result["client_lag_max_s"] = max((record.lag_s for record in done.records), default=0.0)
@@ -390,6 +388,7 @@ def _result(done: ReplayRun, plan: ReplayPlan, settings: ReplaySettings) -> dict
         "run_id": plan.run_id,
         "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    result["series"] = series_of(done.records, plan.slo)
     return result
 
 

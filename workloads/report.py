@@ -1,120 +1,336 @@
-"""The HTML report of a replay: one file that needs nothing else."""
+"""The charts and tables of runs, replayed or simulated, one or several beside each other, and the report of a replay.
+
+All of it is made from results (`workloads.results`) with their series, so it can be made again from their JSON.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ampd.reports import format_bytes, format_ms, format_share
-from ampd.reports.page import (
-    FULL_CARD_WIDTH,
-    HALF_CARD,
-    draw_cdf,
-    legend_above,
-    mark_missed,
-    svg,
-    template_environment,
-    write_html,
-)
-from ampd.types import Slo
-from workloads.results import MissedRound, RoundRecord, missed_rounds, prompt_tokens_note
+from ampd.reports import format_bytes, format_ms, format_number, format_share
+from ampd.reports.page import Chart, Section, Series, Shape, write_page
+from workloads.results import local_share, prompt_tokens_note
+from workloads.series import PERCENTS
 
-_COLOURS = {"local": "#2f6fde", "remote": "#e07b39", "unknown": "#7a869a", "error": "#c62f3c"}
-_MOST_MISSED = 200
-"""Missed rounds that the report lists; the result's JSON file has the others."""
-_LATENCIES = {
-    "ttft_s": "TTFT",
-    "ttft_initial_s": "TTFT, initial prefill",
-    "ttft_incremental_s": "TTFT, incremental prefill",
-    "itl_s": "ITL",
-    "e2e_s": "Round, end to end",
-}
+Result = Mapping[str, Any]
+Runs = Mapping[str, Result]
+"""Name -> result."""
+
+_MS = 1e3
+_LONGEST_NAME = 28
+_MOST_LANES = 60
+"""Sessions of the chart with a line per session."""
+_MOST_SCATTERED = 3
+"""Runs whose rounds are drawn one by one."""
+_ROUTE_COLOURS = {"local": 0, "remote": 1, "error": 4, None: 7}
 
 
-def write_report(path: Path, result: Mapping[str, Any], records: Sequence[RoundRecord]) -> None:
-    """Write the report of a result (as `workloads.results.summarise` makes it) and its rounds.
+class _Figure(NamedTuple):
+    """A line of the table of figures: its name, its value in a result, and the value as text."""
 
-    Raises:
-        RunError: the file cannot be written.
-    """
-    write_html(path, render_report(result, records))
-
-
-def render_report(result: Mapping[str, Any], records: Sequence[RoundRecord]) -> str:
-    slo = Slo(result["slo"]["ttft"], result["slo"]["itl"]) if result["slo"] else None
-    missed = missed_rounds(records, slo) if slo else []
-    environment = template_environment("workloads")
-    environment.filters |= {"ms": format_ms, "share": format_share, "bytes": format_bytes}
-    routes = result["routes"]
-    reasons = Counter((record.route, str(record.decision.get("reason", "-"))) for record in records if record.route)
-    return environment.get_template("report.html.j2").render(
-        result=result,
-        settings=result.get("settings", {}),
-        prompt_tokens=prompt_tokens_note(result),
-        latencies={label: result[key] for key, label in _LATENCIES.items()},
-        plots=_plots(records, slo, missed),
-        missed=missed[:_MOST_MISSED],
-        missed_in_all=len(missed),
-        colours=_COLOURS,
-        routed=sum(routes.values()),
-        reasons=[(route, reason, count) for (route, reason), count in reasons.most_common()],
-        errors=Counter(record.error for record in records if record.error).most_common(10),
-    )
+    name: str
+    value: Callable[[Result], float | None]
+    text: Callable[[float | None], str]
 
 
-def _plots(records: Sequence[RoundRecord], slo: Slo | None, missed: Sequence[MissedRound]) -> list[tuple[str, str]]:
-    """(title, SVG) of every plot; none without records."""
-    if not records:
-        return []
-    ttfts = [(record.index, record.ttft_s) for record in records if record.ttft_s is not None and record.error is None]
-    gaps = [gap_s for record in records if record.error is None for gap_s in record.gaps_s]
-    ttft_s, itl_s = (slo.ttft_s, slo.itl_s) if slo else (None, None)
-    series = {
-        "initial prefill": ([seconds for index, seconds in ttfts if index == 0], "#7b4fc9"),
-        "incremental prefill": ([seconds for index, seconds in ttfts if index > 0], "#1f9d78"),
-    }
-    ttft = partial(draw_cdf, series=series, target_s=ttft_s, label="TTFT (ms)")
-    itl = partial(draw_cdf, series={"": (gaps, "#2f6fde")}, target_s=itl_s, label="ITL (ms)")
-    size = (FULL_CARD_WIDTH, min(1.2 + 0.16 * len({record.session_id for record in records}), 9.0))
+def _of(*path: str) -> Callable[[Result], float | None]:
+    """The value at a path of a result; None: it is not there."""
+
+    def value(result: Result) -> float | None:
+        found: Any = result
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, int | float) else None
+
+    return value
+
+
+def _per_gpu(result: Result) -> float | None:
+    rate, gpus = _of("throughput", "output_tokens_per_s")(result), result.get("gpus")
+    return rate / gpus if rate is not None and gpus else None
+
+
+def _latency(name: str, key: str) -> list[_Figure]:
     return [
-        ("Time to first token", svg(ttft, HALF_CARD)),
-        ("Inter-token latency", svg(itl, HALF_CARD)),
-        ("Rounds over time", svg(partial(_timeline, records=records, missed=missed), size)),
+        _Figure(f"{name} {which}, ms", _of(key, which.lower()), format_ms) for which in ("mean", "P50", "P95", "P99")
     ]
 
 
-def _timeline(axes: Any, records: Sequence[RoundRecord], missed: Sequence[MissedRound]) -> None:
-    """One line per session; a pale bar is the prefill (until the first token), a full bar the decode.
+def _count(value: float | None) -> str:
+    """What tells how long a run was. Its change says nothing."""
+    return format_number(value)
 
-    A triangle marks when a round missed a target.
-    """
-    in_order = sorted(records, key=lambda record: record.sent_s)
-    lanes = {name: lane for lane, name in enumerate(dict.fromkeys(record.session_id for record in in_order))}
-    shown: set[str] = set()
-    for record in records:
-        kind = "error" if record.error is not None else record.route or "unknown"
-        colour, lane = _COLOURS.get(kind, _COLOURS["unknown"]), lanes[record.session_id]
-        label = kind if kind not in shown else None
-        shown.add(kind)
-        if record.ttft_s is None or record.e2e_s is None:
-            axes.plot(record.sent_s, lane, "x", color=colour, label=label, markersize=5)
-            continue
-        axes.barh(lane, record.ttft_s, left=record.sent_s, height=0.72, color=colour, alpha=0.38)
-        axes.barh(
-            lane,
-            record.e2e_s - record.ttft_s,
-            left=record.sent_s + record.ttft_s,
-            height=0.72,
-            color=colour,
-            label=label,
+
+_LATENCIES = (
+    _Figure("rounds within both targets", _of("attainment", "rounds"), format_share),
+    _Figure("sessions within both in all rounds", _of("attainment", "sessions"), format_share),
+    *_latency("TTFT", "ttft_s"),
+    _Figure("TTFT P95, initial prefills, ms", _of("ttft_initial_s", "p95"), format_ms),
+    _Figure("TTFT P95, incremental prefills, ms", _of("ttft_incremental_s", "p95"), format_ms),
+    *_latency("mean ITL", "mean_itl_s")[:3],
+    _Figure("ITL P95 of single tokens, ms", _of("itl_s", "p95"), format_ms),
+    _Figure("round, end to end, P95, ms", _of("e2e_s", "p95"), format_ms),
+)
+_LOAD = (
+    _Figure("rounds per second", _of("throughput", "rounds_per_s"), format_number),
+    _Figure("of these within both targets (goodput)", _of("throughput", "goodput_rounds_per_s"), format_number),
+    _Figure("input tokens per second", _of("throughput", "input_tokens_per_s"), format_number),
+    _Figure("output tokens per second", _of("throughput", "output_tokens_per_s"), format_number),
+    _Figure("output tokens per second and GPU", _per_gpu, format_number),
+    _Figure("output tokens per second and user", _of("throughput", "output_tokens_per_s_per_user"), format_number),
+    _Figure("rounds in flight, mean", _of("throughput", "rounds_in_flight"), format_number),
+    _Figure("input length (ISL) mean, tokens", _of("input_length_tokens", "mean"), format_number),
+    _Figure("input length (ISL) P95, tokens", _of("input_length_tokens", "p95"), format_number),
+    _Figure("output length (OSL) mean, tokens", _of("output_length_tokens", "mean"), format_number),
+    _Figure("output length (OSL) P95, tokens", _of("output_length_tokens", "p95"), format_number),
+    _Figure("prefilled locally", local_share, format_share),
+    _Figure("history KV, decode to prefill", _of("kv_bytes", "history"), format_bytes),
+    _Figure("increment KV, prefill to decode", _of("kv_bytes", "increment"), format_bytes),
+    _Figure("sessions", _of("sessions"), _count),
+    _Figure("rounds", _of("rounds"), _count),
+    _Figure("errors", _of("errors"), _count),
+    _Figure("seconds", _of("duration_s"), _count),
+)
+
+
+_NO_CHANGE = ("", "+0.0", "-0.0", "+0%", "-0%")
+
+
+def figures(runs: Runs, wanted: Sequence[_Figure] = (*_LATENCIES, *_LOAD)) -> list[list[str]]:
+    """A row per figure that a run has, with a column per run. From the second run on with the change from the first."""
+    rows = []
+    for name, value, text in wanted:
+        values = [value(result) for result in runs.values()]
+        if any(each is not None for each in values):
+            cells = [text(values[0]), *(text(each) + _change(values[0], each, text) for each in values[1:])]
+            rows.append([name, *cells])
+    return rows
+
+
+def _change(first: float | None, value: float | None, text: Callable[[float | None], str]) -> str:
+    if first is None or value is None or text is _count:
+        return ""
+    change = f"{(value - first) * 100:+.1f}" if text is format_share else f"{value / first - 1:+.0%}" if first else ""
+    return "" if change in _NO_CHANGE else f" ({change})"
+
+
+def sections(runs: Runs) -> list[Section]:
+    """The cards of one or several runs; those with rounds one by one are of the first few."""
+    drawn = {name: result for name, result in runs.items() if result.get("series")}
+    is_half = len(runs) == 1
+    found = [
+        Section("Targets and latencies", _changes(runs), ("", *runs), figures(runs, _LATENCIES), is_half=is_half),
+        Section("Throughput and load", (), ("", *runs), figures(runs, _LOAD), is_half=is_half),
+    ]
+    if drawn:
+        found += [*_distributions(drawn), *_courses(drawn)]
+    for name, result in list(drawn.items())[:_MOST_SCATTERED]:
+        found += _rounds(result, f": {name}" if len(runs) > 1 else "")
+    for name, result in list(drawn.items())[:_MOST_SCATTERED]:
+        anchor = "" if any(card.anchor for card in found) else "missed"
+        found += _troubles(result, f": {name}" if len(runs) > 1 else "", anchor)
+    if rows := [[name, *map(str, row[:2]), str(row[2])] for name, result in drawn.items() for row in _reasons(result)]:
+        found.append(Section("Routes and reasons", head=("", "route", "reason", "rounds"), rows=rows))
+    return found
+
+
+def _changes(runs: Runs) -> list[str]:
+    first = next(iter(runs))
+    return [f"In brackets: the change from {first}; of shares in percentage points."] if len(runs) > 1 else []
+
+
+def _reasons(result: Result) -> list[list[Any]]:
+    return list(result["series"]["reasons"])
+
+
+def _target(results: Mapping[str, Result], key: str) -> list[tuple[float, str]]:
+    """The target of a latency in milliseconds, if the runs have the same."""
+    targets = {slo[key] for result in results.values() if (slo := result.get("slo"))}
+    return [(target * _MS, "target") for target in targets] if len(targets) == 1 else []
+
+
+def _distributions(runs: Runs) -> list[Section]:
+    ttft, itl = _target(runs, "ttft"), _target(runs, "itl")
+    return [
+        _by_percentile("TTFT of initial prefills", runs, "ttft_initial_s", "ms", ttft),
+        _by_percentile("TTFT of incremental prefills", runs, "ttft_incremental_s", "ms", ttft),
+        _by_percentile("Mean ITL of rounds", runs, "mean_itl_s", "ms", itl),
+        _by_percentile("Rounds, end to end", runs, "e2e_s", "ms"),
+        _by_percentile("Input length of rounds (ISL)", runs, "input_length_tokens", "tokens"),
+        _by_percentile("Output length of rounds (OSL)", runs, "output_length_tokens", "tokens"),
+    ]
+
+
+def _by_percentile(title: str, runs: Runs, key: str, unit: str, levels: Sequence[tuple[float, str]] = ()) -> Section:
+    factor = _MS if unit == "ms" else 1.0
+    order = sorted(range(len(PERCENTS)), key=lambda index: PERCENTS[index])
+    series: list[Series] = []
+    for name, result in runs.items():
+        if values := result["series"]["percentiles"][key]:
+            x, y = [PERCENTS[index] for index in order], [values[index] * factor for index in order]
+            series.append(Series(name, x, y, *line_style(len(series))))
+    values = [value for each in series for value in each.y if value]
+    is_log = bool(values) and max(values) > 20 * sorted(values)[len(values) // 2]
+    return Section(title, chart=Chart("percentile of the rounds", unit, series, levels, is_log=is_log), is_half=True)
+
+
+def line_style(number: int) -> tuple[Shape, int]:
+    """Every second line is dashed, so that equal ones show both colours."""
+    return ("dashed" if number % 2 else "line"), number
+
+
+_COURSES = (
+    ("Output tokens per second", {"": "output_tokens_per_s"}),
+    ("Rounds per second", {"": "rounds_per_s", ", within both targets": "goodput_rounds_per_s"}),
+    ("Sessions and rounds in flight", {", sessions": "sessions_in_flight", ", rounds": "rounds_in_flight"}),
+    ("Input tokens per second", {"": "input_tokens_per_s"}),
+)
+
+
+_SHAPES: tuple[Shape, ...] = ("line", "dashed")
+
+
+def _courses(runs: Runs) -> list[Section]:
+    """How the runs went, over time."""
+    found = []
+    for title, keys in _COURSES:
+        series: list[Series] = []
+        for colour, (name, result) in enumerate(runs.items()):
+            course = result["series"]["course"]
+            for (suffix, key), shape in zip(keys.items(), _SHAPES, strict=False):
+                if values := course.get(key):
+                    x = [round((number + 0.5) * course["step_s"], 6) for number in range(len(values))]
+                    series.append(Series(name + suffix, x, values, shape, colour))
+        chart = Chart("seconds since the start", title.lower(), series)
+        found.append(Section(f"{title} over time", chart=chart, is_half=True))
+    return found
+
+
+def _rounds(result: Result, suffix: str) -> list[Section]:
+    """The rounds one by one: their TTFT over time, and, of a few sessions, a line per session."""
+    sample, slo = result["series"]["sample"], result.get("slo")
+    if not sample:
+        return []
+    levels = [(slo["ttft"] * _MS, "target")] if slo else []
+    part = f" ({len(sample)} of {result['rounds'] + result['errors']} rounds)" if len(sample) < result["rounds"] else ""
+    chart = Chart("sent at, seconds", "TTFT, ms", _scattered(sample), levels, is_log=True, height=260)
+    text = [f"Hollow: the round missed a target.{part}"]
+    found = [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
+    lanes = list(dict.fromkeys(row[0] for row in sample))
+    if len(lanes) <= _MOST_LANES and not part:
+        found.append(_lanes(sample, lanes, suffix))
+    return found
+
+
+def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
+    series = []
+    for route, colour in _ROUTE_COLOURS.items():
+        rows = [row for row in sample if row[5] == route and row[3] is not None]
+        if rows:
+            x, y = [row[2] for row in rows], [row[3] * _MS for row in rows]
+            filled = [row[6] is not False for row in rows]
+            series.append(Series(route or "rounds", x, y, "points", colour, filled, [_note(row) for row in rows]))
+    return series
+
+
+def _note(row: Sequence[Any]) -> str:
+    return f"{format_ms(row[3], 0)} ms, {shortened(row[0])} round {row[1] + 1}"
+
+
+def _lanes(sample: Sequence[Sequence[Any]], lanes: Sequence[str], suffix: str) -> Section:
+    number = {name: lane for lane, name in enumerate(lanes)}
+    series = []
+    for route, colour in _ROUTE_COLOURS.items():
+        rows = [row for row in sample if row[5] == route and row[4] is not None]
+        if rows:
+            series.append(
+                Series(
+                    route or "rounds",
+                    [row[2] for row in rows],
+                    [number[row[0]] for row in rows],
+                    "bars",
+                    colour,
+                    notes=[f"{shortened(row[0])} round {row[1] + 1}" for row in rows],
+                    middles=[row[2] + row[3] for row in rows],
+                    ends=[row[2] + row[4] for row in rows],
+                )
+            )
+    late = [row for row in sample if row[6] is False]
+    if late:
+        x, y = [row[2] + (row[3] or 0.0) for row in late], [number[row[0]] for row in late]
+        series.append(Series("missed a target", x, y, "points", 4))
+    height = min(90 + 13 * len(lanes), 640)
+    y_range = (-0.7, len(lanes) - 0.3)
+    chart = Chart("seconds since the start", "session", series, height=height, y_range=y_range, is_reversed=True)
+    text = ["One line per session; pale: waiting for the first token, full: decoding."]
+    return Section(f"Rounds over time{suffix}", text=text, chart=chart)
+
+
+def shortened(name: str) -> str:
+    """A long name with its beginning and its end."""
+    half = _LONGEST_NAME // 2 - 1
+    return name if len(name) <= _LONGEST_NAME else f"{name[:half]}...{name[-half:]}"
+
+
+_MISSED_HEAD = ("sent at", "session", "round", "missed", "why")
+
+
+def _troubles(result: Result, suffix: str, anchor: str) -> list[Section]:
+    """The rounds that missed a target, and the errors."""
+    series, found = result["series"], []
+    if series["missed"]:
+        rows = [
+            [f"{sent_s:.1f} s", shortened(session), str(index + 1), targets, causes or "the endpoint reports no reason"]
+            for sent_s, session, index, targets, causes in series["missed"]
+        ]
+        left = series["missed_in_all"] - len(rows)
+        found.append(
+            Section(
+                f"Rounds that missed a target{suffix} ({series['missed_in_all']})",
+                text=[f"{left} later ones are not listed."] if left else (),
+                head=_MISSED_HEAD,
+                rows=rows,
+                anchor=anchor,
+                is_list=True,
+            )
         )
-    mark_missed(axes, [late.at_s for late in missed], [lanes[late.session_id] for late in missed])
-    axes.set_xlabel("seconds since the start of the run")
-    axes.set_ylabel("session")
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    if shown or missed:
-        legend_above(axes, columns=5)
+    if series["errors"]:
+        rows = [[text, str(count)] for text, count in series["errors"]]
+        head = ("message", "rounds")
+        found.append(Section(f"Errors{suffix} ({result['errors']})", head=head, rows=rows, is_warning=True))
+    return found
+
+
+def tiles(result: Result) -> list[tuple[str, str]]:
+    """The figures at the head of the report of one run."""
+    throughput = result["throughput"]
+    return [
+        (format_share(result["attainment"]["rounds"]), "of rounds within both targets"),
+        (format_share(result["attainment"]["sessions"]), "of sessions in all their rounds"),
+        (f"{format_ms(result['ttft_s']['p95'], 0)} ms", "TTFT, 95th percentile"),
+        (f"{format_ms(result['mean_itl_s']['p95'])} ms", "mean ITL of a round, 95th percentile"),
+        (format_number(throughput["output_tokens_per_s"]), "output tokens per second"),
+        (format_number(throughput["rounds_in_flight"]), "rounds in flight on average"),
+    ]
+
+
+# -- the report of a replay
+
+
+def write_replay_report(path: Path, result: Result) -> None:
+    """Write the report of a replay, from the object that `--json` writes. Raises `RunError` if it cannot be written."""
+    settings = result["settings"]
+    against = f" against {settings['url']}, model {settings['model']}, finished {settings['finished']}"
+    state = "Interrupted: this is what had been seen until then. " if result["interrupted"] else ""
+    slo = result["slo"]
+    targets = f"Targets: TTFT {slo['ttft'] * _MS:g} ms, ITL {slo['itl'] * _MS:g} ms. " if slo else ""
+    note = f" Prompt tokens: {tokens}." if (tokens := prompt_tokens_note(result)) else ""
+    lead = (
+        f"{state}{result['sessions']} sessions, {result['rounds']} rounds in {result['duration_s']:.1f} s{against}. "
+        f"{targets}Times are from the sending of a round, as its client measured them.{note}"
+    )
+    rows = [[name, str(value)] for name, value in settings.items() if value is not None]
+    cards = [*sections({"replay": result}), Section("Settings", head=("flag", "value"), rows=rows, is_half=True)]
+    write_page(path, f"Replay of {settings['trace']}", lead, cards, tiles(result))

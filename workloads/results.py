@@ -67,6 +67,12 @@ class RoundRecord:
         return sum(self.gaps_s) / len(self.gaps_s) if self.gaps_s else None
 
     @property
+    def input_tokens(self) -> int:
+        """Tokens of the whole prompt: as the server counted them, or else by the trace."""
+        prompt = self.prompt
+        return prompt.prompt_tokens or prompt.hist_tokens + prompt.incr_tokens
+
+    @property
     def route(self) -> str | None:
         """Where the round was prefilled, if the server reported it."""
         route = self.decision.get("route")
@@ -90,6 +96,8 @@ class RoundOutcome(Protocol):
     def error(self) -> str | None: ...
     @property
     def route(self) -> str | None: ...
+    @property
+    def input_tokens(self) -> int: ...
     @property
     def output_tokens(self) -> int: ...
 
@@ -128,7 +136,7 @@ def summarise(
         rounds_planned,
         slo,
         duration_s,
-        itl_s=latency_percentiles([gap_s for record in done for gap_s in record.gaps_s]),
+        itl_s=percentiles([gap_s for record in done for gap_s in record.gaps_s]),
         kv_bytes={
             "history": _total(done, "kv_read_bytes_history"),
             "increment": _total(done, "kv_read_bytes_increment"),
@@ -157,12 +165,12 @@ def shared_result(
     ttfts = [(outcome.index, outcome.ttft_s) for outcome in done if outcome.ttft_s is not None]
     return {
         "attainment": _attainment(outcomes, rounds_planned, slo),
-        "ttft_s": latency_percentiles([ttft_s for _, ttft_s in ttfts]),
-        "ttft_initial_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index == 0]),
-        "ttft_incremental_s": latency_percentiles([ttft_s for index, ttft_s in ttfts if index > 0]),
+        "ttft_s": percentiles([ttft_s for _, ttft_s in ttfts]),
+        "ttft_initial_s": percentiles([ttft_s for index, ttft_s in ttfts if index == 0]),
+        "ttft_incremental_s": percentiles([ttft_s for index, ttft_s in ttfts if index > 0]),
         "itl_s": dict(itl_s),
-        "mean_itl_s": latency_percentiles([outcome.itl_s for outcome in done if outcome.itl_s is not None]),
-        "e2e_s": latency_percentiles([outcome.e2e_s for outcome in done if outcome.e2e_s is not None]),
+        "mean_itl_s": percentiles([outcome.itl_s for outcome in done if outcome.itl_s is not None]),
+        "e2e_s": percentiles([outcome.e2e_s for outcome in done if outcome.e2e_s is not None]),
         "routes": {name: sum(outcome.route == name for outcome in done) for name in ("local", "remote")},
         "rounds": len(done),
         "sessions": len({outcome.session_id for outcome in outcomes}),
@@ -170,8 +178,27 @@ def shared_result(
         "duration_s": duration_s,
         "kv_bytes": dict(kv_bytes),
         "output_tokens": sum(outcome.output_tokens for outcome in done),
+        "throughput": _throughput(done, slo, duration_s),
+        "input_length_tokens": percentiles([outcome.input_tokens for outcome in done]),
+        "output_length_tokens": percentiles([outcome.output_tokens for outcome in done]),
         "slo": {"ttft": slo.ttft_s, "itl": slo.itl_s} if slo else None,
     }
+
+
+def _throughput(done: Sequence[RoundOutcome], slo: Slo | None, duration_s: float) -> dict[str, float | None]:
+    """Over the whole run. `goodput`: within both targets; `per_user`: 1 / the mean ITL; `rounds_in_flight`:
+    on average."""
+    itls = [outcome.itl_s for outcome in done if outcome.itl_s]
+    met = sum(meets(outcome, slo) for outcome in done) if slo else None
+    sums = {
+        "rounds_per_s": len(done),
+        "goodput_rounds_per_s": met,
+        "input_tokens_per_s": sum(outcome.input_tokens for outcome in done),
+        "output_tokens_per_s": sum(outcome.output_tokens for outcome in done),
+        "rounds_in_flight": sum(outcome.e2e_s or 0.0 for outcome in done),
+    }
+    rates = {name: value / duration_s if value is not None and duration_s else None for name, value in sums.items()}
+    return rates | {"output_tokens_per_s_per_user": len(itls) / sum(itls) if itls else None}
 
 
 def local_share(result: Mapping[str, Any]) -> float | None:
@@ -180,7 +207,7 @@ def local_share(result: Mapping[str, Any]) -> float | None:
     return result["routes"]["local"] / routed if routed else None
 
 
-def latency_percentiles(values_s: ArrayLike, counts: NDArray[np.int64] | None = None) -> dict[str, float | None]:
+def percentiles(values_s: ArrayLike, counts: NDArray[np.int64] | None = None) -> dict[str, float | None]:
     """Mean, p50, p95 and p99 of values, each of which occurred `counts` times (once by default); None without any."""
     data = np.asarray(values_s, dtype=float)
     if not data.size:
@@ -256,10 +283,10 @@ class MissedRound:
     causes: str
 
 
-def missed_rounds(records: Sequence[RoundRecord], slo: Slo) -> list[MissedRound]:
-    """The missed rounds in the order in which they were sent."""
+def missed_rounds(records: Sequence[RoundRecord], slo: Slo, most: int | None = None) -> list[MissedRound]:
+    """The missed rounds in the order in which they were sent. `most`: only the first so many."""
     missed = [record for record in records if not meets(record, slo)]
-    return [_missed(record, slo) for record in sorted(missed, key=lambda record: record.sent_s)]
+    return [_missed(record, slo) for record in sorted(missed, key=lambda record: record.sent_s)[:most]]
 
 
 def _missed(record: RoundRecord, slo: Slo) -> MissedRound:

@@ -17,10 +17,12 @@ COMMANDS = {
     "profile": ("ampd.cli.profile", "measure an engine and fit its performance model"),
     "plan": ("planner.plan_command", "find the cluster layout that serves a workload best"),
     "simulate": ("planner.simulate_command", "simulate how a cluster would serve a trace"),
+    "compare": ("ampd.cli.compare", "compare results, or make a report again, from --json of the above"),
     "top": ("ampd.cli.top", "watch a running graph: workers, queues, latencies, routes, sessions"),
     "trace": ("workloads.trace_command", "convert, generate or describe traces"),
     "doctor": ("ampd.cli.doctor", "report whether this machine can run a graph"),
     "session": ("ampd.cli.session", "list, show and end the sessions of a running graph"),
+    "completion": ("ampd.cli.completion", "complete commands and flags in bash, zsh and fish"),
 }
 """Command -> (module with `run(argv) -> exit code`, one line of help)."""
 
@@ -34,6 +36,7 @@ SETTINGS = (
     "planner.case_settings:PlanSettings",
     "planner.simulate_command:SimulateSettings",
     "workloads.replay_command:ReplaySettings",
+    "ampd.cli.compare:CompareSettings",
     "workloads.trace_command:ConvertSettings",
     "workloads.trace_command:GenerateSettings",
     "workloads.trace_command:StatsSettings",
@@ -92,7 +95,7 @@ def _unread_variables() -> list[str]:
 
 def _help() -> str:
     lines = ["usage: ampd COMMAND ...", ""]
-    lines += [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", "ampd COMMAND --help explains one."])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import httpx
@@ -12,6 +13,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
+from ampd.call_signatures import operator_token, read_secrets
 from ampd.cli.top_screen import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
@@ -36,6 +38,7 @@ _URL = (
     "those of the `ampd serve` on this machine."
 )
 _JSON = "Print the coordinator's answer as JSON."
+_SECRET = "File with the secrets of the graph, as its coordinators have it; default: that of the `ampd serve` here."
 
 
 class ListSettings(Settings):
@@ -44,6 +47,7 @@ class ListSettings(Settings):
     limit: int = Field(50, ge=1, description="Sessions to list.")
     url: str | None = Field(None, description=URL)
     coordinator_url: str | None = Field(None, description=_URL)
+    graph_secret_file: Path | None = Field(None, description=_SECRET)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
@@ -57,6 +61,7 @@ class ShowSettings(Settings):
     tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
     url: str | None = Field(None, description=URL)
     coordinator_url: str | None = Field(None, description=_URL)
+    graph_secret_file: Path | None = Field(None, description=_SECRET)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
@@ -179,8 +184,10 @@ def _read(kind: type[Kind], settings: ListSettings | ShowSettings, operation: st
 
     With `--json` it is printed as it came.
     """
-    urls = _control_urls(settings.coordinator_url, settings.url)
-    answer = _asked(urls, operation, body)
+    urls, token = _controls(settings.coordinator_url, settings.url)
+    if keys := read_secrets(settings.graph_secret_file, PROG):
+        token = operator_token(keys[0])
+    answer = _asked(urls, operation, {**body, "token": token})
     try:
         checked = convert(answer, kind)
     except (ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is JSON, and no text
@@ -204,7 +211,10 @@ def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) ->
             return _asked(others, operation, body)
         raise UserError(f"{PROG}: {url} does not answer as a coordinator ({error}); see --coordinator-url") from None
     if not reply.is_success:
-        raise UserError(f"{PROG}: {url} answers {reply.status_code}; is it a coordinator's system port?")
+        raise UserError(
+            f"{PROG}: {url} answers {reply.status_code}; is it a coordinator's system port, and is --graph-secret-file "
+            "that of its graph?"
+        )
     if not isinstance(answer, dict):
         raise UserError(f"{PROG}: {url} does not answer as a coordinator; see --coordinator-url")
     if "error" in answer:
@@ -212,15 +222,15 @@ def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) ->
     return answer
 
 
-def _control_urls(given: str | None, url: str | None = None) -> Sequence[str]:
-    """The system ports of the coordinators of one graph; each of them can be asked."""
+def _controls(given: str | None, url: str | None = None) -> tuple[Sequence[str], str]:
+    """The system ports of the coordinators of one graph, each of which can be asked, and its token if it is known."""
     if given:
-        return [given.rstrip("/")]
+        return [given.rstrip("/")], ""
     if url is None and (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
-        return [f"http://127.0.0.1:{port}"]
+        return [f"http://127.0.0.1:{port}"], ""
     graphs = [graph for graph in graphs_at(url) if graph.controls]
     if len(graphs) == 1:
-        return graphs[0].controls
+        return graphs[0].controls, graphs[0].token
     if not graphs:
         raise UserError(
             f"{PROG}: no `ampd serve` with system ports runs on this machine (with --no-metrics there are none); "

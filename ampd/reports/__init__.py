@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
-# Where HOME cannot be written, matplotlib warns that it makes a temporary folder for its cache. That helps no reader of
-# a report, and it comes at the import.
-logging.getLogger("matplotlib").setLevel(logging.ERROR)
-
 
 def format_share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}%}"

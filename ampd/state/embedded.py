@@ -201,6 +201,7 @@ class LocalGraph(BaseModel, frozen=True):
         url: its frontend.
         perf: its performance model.
         controls: the system ports of its coordinators; empty: they have none.
+        token: what their operations on sessions ask for (`ampd.call_signatures.operator_token`).
     """
 
     namespace: str
@@ -208,6 +209,7 @@ class LocalGraph(BaseModel, frozen=True):
     url: str
     perf: str
     controls: tuple[str, ...] = ()
+    token: str = ""
 
 
 def register(graph: LocalGraph) -> None:

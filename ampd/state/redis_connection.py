@@ -49,7 +49,8 @@ _NOT_THE_MASTER = ("READONLY", "MASTERDOWN", "LOADING")
 """Answers of a server that is no master (any more). A new connection to the same address may reach the master."""
 
 _ALWAYS_WRITE = ("publish", "publish_coordinator")
-"""Scripts that always write; processes repeat them as heartbeats. Their success proves that the server is a master."""
+"""Scripts that always write; processes repeat them as heartbeats. Their success proves that the server is a master, and
+that it takes writes: a server that pauses them for a failover still answers all reads and each PING."""
 
 
 class RedisConnection:
@@ -74,18 +75,28 @@ class RedisConnection:
         self._free = asyncio.Semaphore(_MOST_CONNECTIONS)
         self._idle: list[Any] = []
         self._answered_s = self._refused_s = float("-inf")
-        self._was_demoted = False
+        self._was_demoted = self._takes_no_writes = False
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
     async def script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
         """Run a script in one round trip, or in two if the server does not know it yet."""
-        async with self._guarded():
-            answer = await self._run_script(name, keys, arguments)
-        if self._was_demoted and name in _ALWAYS_WRITE:
-            self._was_demoted = False
-            for subscription in self._subscriptions:
-                subscription.is_outdated = True
+        is_heartbeat = name in _ALWAYS_WRITE
+        try:
+            async with self._guarded():
+                answer = await self._run_script(name, keys, arguments)
+        except StateUnavailableError as error:
+            if is_heartbeat:
+                self._takes_no_writes = not isinstance(error, StateRefusedError)
+                self._end_subscriptions(self._takes_no_writes)
+            raise
+        if is_heartbeat:
+            self._end_subscriptions(self._was_demoted)
+            self._was_demoted = self._takes_no_writes = False
         return answer
+
+    def _end_subscriptions(self, is_outdated: bool) -> None:
+        for subscription in self._subscriptions if is_outdated else ():
+            subscription.is_outdated = True
 
     async def _run_script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
         text, digest = _script(name)
@@ -127,7 +138,12 @@ class RedisConnection:
         return answer
 
     async def subscribe(self, channel: str) -> Subscription:
-        """Subscribe on a separate connection, which gets every message published after this returns."""
+        """Subscribe on a separate connection, which gets every message published after this returns.
+
+        Nothing is published where no write is answered.
+        """
+        if self._takes_no_writes:
+            raise StateUnavailableError(f"shared state {self.place} answers no writes")
         connection = self._new_connection()
         try:
             async with self._guarded():
@@ -177,7 +193,7 @@ class RedisConnection:
 
     def _timed_out(self) -> StateUnavailableError:
         place = f"shared state {self.place}"
-        if time.monotonic() - self._answered_s < self.timeout_s:
+        if time.monotonic() - self._answered_s < self.timeout_s and not self._takes_no_writes:
             return StateSlowError(f"{place} needs longer than {self.timeout_s:g} s for an answer")
         return StateUnavailableError(f"{place} did not answer within {self.timeout_s:g} s; is Redis running there?")
 
@@ -193,7 +209,8 @@ class Subscription:
     """One subscribed connection. It never reconnects by itself, because events in between would be missing.
 
     Attributes:
-        is_outdated: another server is the master by now; reading fails from the next look on.
+        is_outdated: another server is the master by now, or writes are not answered, so that nothing is published;
+            reading fails from the next look on.
     """
 
     def __init__(self, connection: Any, timeout_s: float, place: str) -> None:
@@ -217,7 +234,7 @@ class Subscription:
         while True:
             answer = await self._read()
             if self.is_outdated:
-                raise StateUnavailableError(f"shared state {self._place} has moved to another server")
+                raise StateUnavailableError(f"shared state {self._place} has moved, or answers no writes")
             match answer:
                 case [b"message", _, bytes(payload)]:
                     return payload

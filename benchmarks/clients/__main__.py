@@ -19,14 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import httpx
-
 from ampd.errors import guarded
-from ampd.state.embedded import local_graphs
 from ampd.tiny_model import tiny_model_path
-from ampd.wire import SESSIONS_ROUTE
 from benchmarks.clients import aiperf, codex, runners
 from benchmarks.clients.cases import CLIENTS, replies
+from benchmarks.clients.environment import ask_sessions
 from benchmarks.clients.feature import CONTEXT_TOKENS, Client, Feature, session_of
 from benchmarks.clients.table import Row, table
 from tools.demo import running_graph
@@ -57,18 +54,17 @@ def _rows(wanted: Sequence[str], engine: str, folder: Path) -> Iterator[Row]:
     flags += ["--pools", "static", "--max-wait", "0", "--start-timeout-s", "900", "--log-dir", str(logs)]
     flags += ["--replies", str(script)] if engine == "modelled" else []
     with running_graph(flags, _progress, {**os.environ, "DYN_ENABLE_ANTHROPIC_API": "1"}) as url:
-        (control,) = (graph.controls[0] for graph in local_graphs() if graph.url == url)
         for client in CLIENTS:
             features = [each for each in client.features if engine == "modelled" or not each.replies]
             if features and client.name in wanted:
-                yield from _tried(client, features, url, control)
+                yield from _tried(client, features, url)
         if aiperf.CLIENT in wanted:
-            yield from _told(aiperf.rows(url, control, logs, tiny_model_path(), folder), aiperf.CLIENT)
+            yield from _told(aiperf.rows(url, logs, tiny_model_path(), folder), aiperf.CLIENT)
     if codex.CLIENT in wanted and engine == "modelled":
         yield from _told(codex.rows(folder, _progress), codex.CLIENT)
 
 
-def _tried(client: Client, features: list[Feature], url: str, control: str) -> list[Row]:
+def _tried(client: Client, features: list[Feature], url: str) -> list[Row]:
     errors = runners.errors(client, features, url)
     rows = [
         Row(
@@ -76,7 +72,7 @@ def _tried(client: Client, features: list[Feature], url: str, control: str) -> l
             feature.name,
             feature.before,
             error,
-            _is_known(control, session_of(client, feature)) if feature.replies and not feature.fault else None,
+            _is_known(url, session_of(client, feature)) if feature.replies and not feature.fault else None,
             fault=feature.fault,
         )
         for feature, error in zip(features, errors or (), strict=errors is not None)
@@ -92,10 +88,9 @@ def _told(rows: list[Row], client: str) -> list[Row]:
     return rows
 
 
-def _is_known(control: str, session: str) -> bool:
+def _is_known(url: str, session: str) -> bool:
     """Whether a worker holds KV of the session."""
-    reply = httpx.post(f"{control}/engine/{SESSIONS_ROUTE}/show", json={"session_id": session}, trust_env=False)
-    return bool(reply.is_success and reply.json().get("held_tokens"))
+    return bool(ask_sessions(url, "show", session_id=session).get("held_tokens"))
 
 
 def _progress(line: str) -> None:

@@ -13,11 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from ampd.telemetry.metrics import names
-from ampd.wire import SESSIONS_ROUTE
-from benchmarks.clients.environment import aiperf_program
+from benchmarks.clients.environment import aiperf_program, ask_sessions
 from benchmarks.clients.table import Row
 from benchmarks.metrics_agreement import Scraped, scrape
 
@@ -88,11 +85,10 @@ def run(program: str, url: str, model: Path, folder: Path) -> dict[str, Any]:
     return result
 
 
-def rows(url: str, control: str, log_dir: Path, model: Path, folder: Path) -> list[Row]:
+def rows(url: str, log_dir: Path, model: Path, folder: Path) -> list[Row]:
     """The rows of the table; none without AIPerf.
 
     Args:
-        control: the coordinator's system port.
         log_dir: of the graph.
         folder: for AIPerf's files.
     """
@@ -100,12 +96,12 @@ def rows(url: str, control: str, log_dir: Path, model: Path, folder: Path) -> li
     if program is None:
         return []
     feature = f"{CONVERSATIONS} conversations of {TURNS} turns, with default headers"
-    known, before = _epochs(control), scrape(log_dir)
+    known, before = _epochs(url), scrape(log_dir)
     try:
         result = run(program, url, model, folder)
     except AssertionError as failure:
         return [Row(CLIENT, feature, "60 sessions, one per turn", str(failure))]
-    epochs = {key: epoch for key, epoch in _epochs(control).items() if key not in known}
+    epochs = {key: epoch for key, epoch in _epochs(url).items() if key not in known}
     since = scrape(log_dir).since(before)
     unnamed = since.total(names.ROUNDS_UNNAMED)
     error = (
@@ -136,14 +132,8 @@ def compared(result: Mapping[str, Any], since: Scraped) -> Row:
     return Row(CLIENT, feature, "", "" if agree else f"they differ: {figures}", figures=figures)
 
 
-def _epochs(control: str) -> dict[str, int]:
+def _epochs(url: str) -> dict[str, int]:
     """Session -> how many decode workers it was bound to so far, for all sessions whose KV a worker holds."""
-    listed = _asked(control, "list", {})["sessions"]
-    shown = {row["session_key"]: _asked(control, "show", {"session_key": row["session_key"]}) for row in listed}
+    listed = ask_sessions(url, "list")["sessions"]
+    shown = {row["session_key"]: ask_sessions(url, "show", session_key=row["session_key"]) for row in listed}
     return {key: (answer.get("binding") or {}).get("epoch", 0) for key, answer in shown.items()}
-
-
-def _asked(control: str, operation: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    reply = httpx.post(f"{control}/engine/{SESSIONS_ROUTE}/{operation}", json=body, trust_env=False)
-    answer: dict[str, Any] = reply.raise_for_status().json()
-    return answer

@@ -7,13 +7,8 @@ import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import httpx
-
-from ampd.state.embedded import local_graphs
-from ampd.wire import SESSIONS_ROUTE
-from benchmarks.clients.environment import clients_node_modules
+from benchmarks.clients.environment import ask_sessions, clients_node_modules
 from benchmarks.clients.feature import call
 from benchmarks.clients.table import Row
 from tools.demo import running_graph
@@ -48,17 +43,9 @@ def rows(folder: Path, progress: Callable[[str], None]) -> list[Row]:
             timeout=_TIMEOUT_S,
             check=False,
         )
-        is_session = len(_sessions(url)) == 1
+        is_session = len(ask_sessions(url, "list")["sessions"]) == 1  # a round without a name would leave none
     name = "`codex exec`, a command and the answer, with its own session id"
     return [Row(CLIENT, name, "", _error(done, work / "seen"), is_session)]
-
-
-def _sessions(url: str) -> list[Any]:
-    """The sessions of a graph. A round without a name would leave none."""
-    (control,) = (graph.controls[0] for graph in local_graphs() if graph.url == url)
-    reply = httpx.post(f"{control}/engine/{SESSIONS_ROUTE}/list", json={}, trust_env=False)
-    found: list[Any] = reply.raise_for_status().json()["sessions"]
-    return found
 
 
 def command(program: Path, url: str) -> list[str]:

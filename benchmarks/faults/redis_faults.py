@@ -28,7 +28,7 @@ _DUMPED_BYTES = 2_200_000
 
 @asynccontextmanager
 async def _admin(scene: Scene) -> AsyncIterator[Any]:
-    async with Redis.from_url(scene.graph.redis.tcp_url) as client:
+    async with Redis.from_url(scene.graph.redis.tcp_url, socket_timeout=None) as client:  # it may take long to load
         yield client
 
 
@@ -214,6 +214,14 @@ REDIS_FAULTS = [
     ),
     _fault("empty", "SIGKILL of Redis and an empty one at once", _restart_empty, nothing, _broken, aim_s=DEATH_AIM_S),
     _fault("frozen", "SIGSTOP of Redis", _signals(signal.SIGSTOP), _signals(signal.SIGCONT), _silent, lasts=True),
+    _fault(
+        "holds-writes",
+        "reads are answered, writes are not, as in a failover by the server itself",
+        _commands("CLIENT PAUSE 3600000 WRITE"),
+        _commands("CLIENT UNPAUSE"),
+        _silent,
+        lasts=True,
+    ),
     *_slow((0.2, 50, 200, 1000)),
     _fault(
         "full",

@@ -13,6 +13,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
 
+from ampd.keys import pack_tokens
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
 from ampd.state.redis_store import StateStore
@@ -36,8 +37,8 @@ _PROMPT = [5 + number % 200 for number in range(200)]
 _ROUND: dict[str, Any] = {
     "task": {"task_id": "t", "session_id": "s", "hist_tokens": 0, "incr_tokens": 200, "arrival_s": 0.0,
              "slo": {"ttft_s": 1.0, "itl_s": 0.1}},
-    "token_ids": _PROMPT,
-    "source_worker_id": None,
+    "prompt": pack_tokens(_PROMPT),
+    "source": None,
     "request": {"stop_conditions": {"max_tokens": 3}, "sampling_options": {"n": 1, "temperature": 0.0}},
 }  # fmt: skip
 _KV = (
@@ -118,7 +119,7 @@ class FuzzedWorker:
         return changed(rng, {**_LEASE, "descriptor": encode_descriptor(Descriptor(geometry, 0, 1 << 20, b"1"))})
 
     def _round(self, rng: random.Random) -> Any:
-        return changed(rng, {**_ROUND, "source_worker_id": rng.choice((None, "p1"))}, 4)
+        return changed(rng, {**_ROUND, "source": rng.choice((None, ("p1", 1))), "is_prefilled": rng.random() < 0.5}, 4)
 
     def _serve(self, endpoint: str, request: Any) -> None:
         self._peers.reply = {"lease_id": "", "matched": 0}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ampd.reports.page import FULL_CARD_WIDTH, HALF_CARD, TARGET_COLOUR, Section, legend_above, svg, write_page
+from ampd.reports.page import Chart, Section, Series, write_page
 from benchmarks.geometric import geometric_mean
 from benchmarks.policies.contest import TARGET, Contestant
 from benchmarks.policies.contestants import ALWAYS_REMOTE, AMPD, COLOCATED, OURS
@@ -16,13 +14,7 @@ from benchmarks.policies.settings import Setting
 from benchmarks.policies.standings import Groups, Standings
 from planner.layout.trial import IN_TIME, TIME_FACTOR
 
-_COLOURS = {
-    "ours": "#2f6fde",
-    "best rival": "#c62f3c",
-    "ampd": "#e07b39",
-    "always-remote": "#7b4fc9",
-    "co-located": "#1f9d78",
-}
+_COLOURS = {"ours": 0, "best rival": 4, "ampd": 1, "always-remote": 3, "co-located": 2}
 _FLOOR = 0.01
 """Where a contestant carries nothing it counts as this share of ours, for a geometric mean needs something."""
 
@@ -61,20 +53,12 @@ def _bars(standings: Standings, settings: Sequence[Setting], criterion: str) -> 
     shares = {
         contestant.label: relative(standings, settings, contestant, criterion) for contestant in standings.contestants
     }
-    ordered = sorted(((share, label) for label, share in shares.items() if share is not None))
-
-    def draw(axes: Any) -> None:
-        colours = ["#2f6fde" if label == OURS.label else "#9aa3b2" for _, label in ordered]
-        axes.barh([label for _, label in ordered], [share for share, _ in ordered], color=colours)
-        for row, (share, _) in enumerate(ordered):
-            axes.text(share, row, f" {share:.2f}", va="center", fontsize=8)
-        axes.set_xlabel(f"{TITLES[criterion]} over that of ours, geometric mean")
-        axes.grid(axis="y", visible=False)
-
+    ordered = sorted(((share, label) for label, share in shares.items() if share is not None), reverse=True)
     return Section(
         f"{TITLES[criterion].capitalize()}, all settings",
         text=[f"Settings in which a contestant carries nothing count as {_FLOOR:.0%} of ours."],
-        svg=svg(draw, (FULL_CARD_WIDTH, 0.6 + 0.24 * max(len(ordered), 4))),
+        head=("", f"{TITLES[criterion]} over that of ours, geometric mean"),
+        rows=[[label, f"{share:.2f}"] for share, label in ordered],
     )
 
 
@@ -83,7 +67,7 @@ def _multiples(standings: Standings, settings: Sequence[Setting], criterion: str
         lines = _lines(standings, setting, criterion)
         yield Section(
             f"{setting.name}: {TITLES[criterion]}",
-            svg=svg(partial(_draw, lines=lines, criterion=criterion), HALF_CARD),
+            chart=_chart(lines, criterion),
             is_half=True,
         )
 
@@ -103,12 +87,10 @@ def _lines(standings: Standings, setting: Setting, criterion: str) -> dict[str, 
     return lines
 
 
-def _draw(axes: Any, lines: dict[str, tuple[str, list[tuple[float, float]]]], criterion: str) -> None:
-    for name, (label, line) in lines.items():
-        rates, shares = zip(*line, strict=True)
-        axes.plot(rates, shares, ".-", color=_COLOURS[name], linewidth=1.4, markersize=4, label=label)
-    axes.axhline(TARGET, color=TARGET_COLOUR, linestyle="--", linewidth=1.0)
-    axes.set_ylim(0, 1.02)
-    axes.set_xlabel("sessions per second")
-    axes.set_ylabel(f"{criterion.removeprefix('sustained_')} attained")
-    legend_above(axes, columns=3)
+def _chart(lines: dict[str, tuple[str, list[tuple[float, float]]]], criterion: str) -> Chart:
+    series = [
+        Series(label, [rate for rate, _ in line], [share for _, share in line], colour=_COLOURS[name])
+        for name, (label, line) in lines.items()
+    ]
+    label = f"{criterion.removeprefix('sustained_')} attained"
+    return Chart("sessions per second", label, series, [(TARGET, f"{TARGET:.0%}")], y_range=(0, 1.02))

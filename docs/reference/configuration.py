@@ -92,6 +92,7 @@ SECTIONS: tuple[Section, ...] = (
         "Also the flags of every worker.",
     ),
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
+    Section("ampd compare", "ampd.cli.compare:CompareSettings"),
     Section("ampd top", "ampd.cli.top:TopSettings"),
     Section("ampd session list", "ampd.cli.session:ListSettings"),
     Section("ampd session show ID", "ampd.cli.session:ShowSettings"),

@@ -79,6 +79,12 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO_RUNTIME,
     ),
     Variable(
+        ("DYN_ZMQ_BROKER_URL",),
+        "Dynamo",
+        "Nobody, for frontends: otherwise they would publish the ids of sessions at all addresses.",
+        _DYNAMO_RUNTIME,
+    ),
+    Variable(
         ("DYN_SYSTEM_PORT", "DYN_SYSTEM_HOST"),
         "Dynamo",
         "Where coordinators and workers answer `/live`, `/engine/live`, `/health` and `/metrics`: port 9090 in the "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from typing import NamedTuple
@@ -65,6 +66,7 @@ class Plan:
         next_step: None: it is not known.
         stopped: why the simulations ended early; empty: they did not.
         scale: the layouts are this many times one that was planned for such a part of the GPUs and of the rate.
+        tried: all layouts of which a trial was made, of such a part.
     """
 
     layouts: list[Candidate]
@@ -74,6 +76,7 @@ class Plan:
     next_step: NextStep | None = None
     stopped: str = ""
     scale: int = 1
+    tried: Sequence[Candidate] = ()
 
     @property
     def carries(self) -> bool:
@@ -154,7 +157,8 @@ class _Planner:
             if not self._search.best:
                 raise
             stopped = INTERRUPTED
-        return Plan(self._shown(), self._rate, self._has_fewest, self._trials.made, self._next, stopped)
+        tried = list(self._search.candidates.values())
+        return Plan(self._shown(), self._rate, self._has_fewest, self._trials.made, self._next, stopped, tried=tried)
 
     def _choose(self) -> None:
         """Find the layouts to show, and the goodput of the best one. Held-out seeds tell that of the fewest GPUs."""

@@ -251,6 +251,7 @@ class Trial:
         refused: rounds that no replica or the model can take, with those of the same sessions that never came after
             them.
         most: the share of the rounds that it attains at most. A trial that stopped knows no more than that.
+        tokens_per_s: output tokens of the rounds that ended. per_user: 1 / the mean of their mean ITLs. 0: not known.
     """
 
     met: float
@@ -261,6 +262,8 @@ class Trial:
     result: dict[str, Any] | None = None
     refused: float = 0.0
     most: float = 1.0
+    tokens_per_s: float = 0.0
+    tokens_per_s_per_user: float = 0.0
 
     def carries(self, attainment: float) -> bool:
         """Whether enough rounds met their targets, and enough sessions ended in time."""
@@ -315,7 +318,7 @@ class TrialTask:
         met = rounds.met / due if due else 1.0
         late, slow, refused = (each / due if due else 0.0 for each in (rounds.late, rounds.slow, rounds.refused))
         result = _result(case, run, load, rounds, span, met) if self.keeps_result else None
-        return Trial(met, late, slow, in_time, True, result, refused, met)
+        return Trial(met, late, slow, in_time, True, result, refused, met, *_throughput(rounds.records, span))
 
     def _load(self, case: PlanCase, population: Population, rate: float, seconds: float) -> Load:
         owners = [*self.layout.decode, *self.layout.mixed]
@@ -341,6 +344,13 @@ class TrialTask:
             replace(case.options, idle_tokens=load.idle_tokens, until_s=until_s, gaps_from_s=gaps_from_s),
             on_round=on_round,
         )
+
+
+def _throughput(records: Sequence[SimulatedRound], span: Span) -> tuple[float, float]:
+    """Output tokens per second, of all and of a user."""
+    itls_s = [record.itl_s for record in records if record.itl_s]
+    tokens = sum(record.output_tokens for record in records if record.error is None)
+    return tokens / span.seconds, len(itls_s) / sum(itls_s) if itls_s else 0.0
 
 
 def _stopped(counts: RoundCounts, overdue: float, span: Span) -> Trial:

@@ -59,6 +59,7 @@ class SimulatedEngine:
         self._has_paused = False
         self._times = times
         self._computed = (PREFILL, 0.0, 0.0)  # of the pass in progress: kind, predicted and true time
+        self.busy_s = {"prefill": 0.0, "decode": 0.0}
         self.batch = DecodeBatch(world.options.window_s, world.gaps)
         self._waiting: deque[SimulatedRequest] = deque()
         self._prefilling = Prefilling(memory.page_tokens)
@@ -186,6 +187,7 @@ class SimulatedEngine:
 
     def _end_pass(self, begun: tuple[float, bool]) -> None:
         start_s, is_mixed = begun
+        self.busy_s["prefill"] += self._loop.now_s - start_s
         self._note_prefills(start_s)
         if is_mixed:
             self._end_steps(StepRun(start_s, self._loop.now_s - start_s, 0.0, 1))
@@ -255,6 +257,7 @@ class SimulatedEngine:
     def _end_run(self, run: StepRun) -> None:
         if run is not self.batch.run:
             return  # it was cut
+        self.busy_s["decode"] += self._loop.now_s - run.start_s
         self._note("decode", run.start_s, {"batch": len(self.batch), "steps": run.steps})
         self._end_steps(run)
         self._next()

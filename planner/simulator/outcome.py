@@ -14,7 +14,14 @@ import numpy as np
 
 from ampd.errors import RunError
 from ampd.types import Slo
-from workloads.results import Attainment, attainment, latency_percentiles, shared_result
+from workloads.results import (
+    Attainment,
+    PromptTokens,
+    RoundRecord,
+    attainment,
+    percentiles,
+    shared_result,
+)
 
 
 @dataclass(slots=True)
@@ -50,6 +57,38 @@ class SimulatedRound:
     queued_s: float = 0.0
     kv_history_tokens: int = 0
     kv_increment_tokens: int = 0
+
+    @property
+    def input_tokens(self) -> int:
+        """Tokens of the whole prompt."""
+        return self.hist_tokens + self.incr_tokens
+
+    def as_recorded(self) -> RoundRecord:
+        """The round as a replay would record it, so that both have the same figures and causes.
+
+        From the start of its computation to its first token it counts as prefill, with the work of others between
+        passes.
+        """
+        return RoundRecord(
+            self.session_id,
+            self.index,
+            self.sent_s,
+            PromptTokens(self.hist_tokens, self.incr_tokens),
+            self.output_tokens,
+            ttft_s=self.ttft_s,
+            gaps_s=[] if self.itl_s is None else [self.itl_s],
+            e2e_s=self.e2e_s,
+            error=self.error,
+            decision={
+                "route": self.route,
+                "reason": self.reason,
+                "incr_tokens": self.incr_tokens,
+                "queued_s": self.queued_s,
+                "ttft_s": self.ttft_s,
+                "prefill_s": max((self.ttft_s or 0.0) - self.queued_s, 0.0),
+                "hit_tokens": {"recomputed": self.missing_tokens},
+            },
+        )
 
     @property
     def ended_s(self) -> float:
@@ -104,6 +143,7 @@ class SimulationRun:
         kv_store: figures of workers with a KV store, as in a result; None: there is no store.
         events: number of handled events, as a measure of the work.
         duration_s: virtual time from 0 to the last token.
+        busy_s: worker id -> seconds of its `prefill` passes, mixed ones included, and of its `decode` steps.
     """
 
     rounds: list[SimulatedRound]
@@ -118,6 +158,7 @@ class SimulationRun:
     events: int = 0
     kv_store: Mapping[str, Any] | None = None
     timeline: list[Span] = field(default_factory=list)
+    busy_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def attainment(self, slo: Slo) -> Attainment:
         """The attainment of `result` alone."""
@@ -143,12 +184,12 @@ class SimulationRun:
 def gap_percentiles(gaps: Sequence[GapRun]) -> dict[str, float | None]:
     """Mean, p50, p95 and p99 of all gaps between tokens."""
     if not gaps:
-        return latency_percentiles(())
+        return percentiles(())
     table = np.array([(run.first_s, run.growth_s, run.steps, run.batch) for run in gaps])
     steps = table[:, 2].astype(int)
     position = np.arange(steps.sum()) - np.repeat(np.cumsum(steps) - steps, steps)
     first_s, growth_s, batch = (np.repeat(table[:, column], steps) for column in (0, 1, 3))
-    return latency_percentiles(first_s + position * growth_s, batch.astype(np.int64))
+    return percentiles(first_s + position * growth_s, batch.astype(np.int64))
 
 
 # -- the timeline as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing

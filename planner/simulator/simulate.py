@@ -91,6 +91,7 @@ def simulate(
         events=loop.handled,
         kv_store=_store_figures(workers),
         timeline=world.spans or [],
+        busy_s={worker.worker_id: worker.engine.busy_s for worker in workers},
     )
 
 

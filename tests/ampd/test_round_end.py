@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.call_signatures import Signer, Verifier
-from ampd.round_end import Begun, RoundEnded, encode_told, error_chunk, merged_usage, read_told
+from ampd.round_end import Begun, RoundEnded, cut_told, encode_told, error_chunk, merged_usage
 
 KEYS = (b"k" * 32,)
 HERE = "127.0.0.1:7"
@@ -20,22 +19,22 @@ REPORT: Any = {
 }
 
 
-async def read(*frames: bytes, keys: tuple[bytes, ...] = KEYS, verifier: Verifier | None = None) -> list[Any]:
-    reader = asyncio.StreamReader()
-    reader.feed_data(b"".join(frames))
-    reader.feed_eof()
-    verifier = verifier or Verifier(keys, HERE)
-    return [await read_told(reader, verifier) for _ in frames]
+def read(*frames: bytes, keys: tuple[bytes, ...] = KEYS, verifier: Verifier | None = None) -> list[Any]:
+    buffer, told = bytearray(), list[Any]()
+    for byte in b"".join(frames):
+        buffer.append(byte)
+        told += cut_told(buffer, verifier or Verifier(keys, HERE))
+    return told
 
 
 @pytest.mark.parametrize("keys", [(), KEYS])
-async def test_a_message_arrives_as_it_was_sent(keys: tuple[bytes, ...]) -> None:
+def test_a_message_arrives_as_it_was_sent(keys: tuple[bytes, ...]) -> None:
     signer = Signer(keys, "w")
     told: list[Any] = [Begun("r"), RoundEnded("r", "complete", bytes(8), True, 0.5, 0.01, decode=REPORT)]
-    assert await read(*(encode_told(each, signer, HERE) for each in told), keys=keys) == told
+    assert read(*(encode_told(each, signer, HERE) for each in told), keys=keys) == told
 
 
-async def test_a_message_of_a_stranger_is_not_taken() -> None:
+def test_a_message_of_a_stranger_is_not_taken() -> None:
     frame = encode_told(Begun("r"), Signer(KEYS, "w"), HERE)
     for wrong in (
         encode_told(Begun("r"), Signer((), "w"), HERE),
@@ -44,11 +43,11 @@ async def test_a_message_of_a_stranger_is_not_taken() -> None:
         frame[:-1] + bytes([frame[-1] ^ 1]),
     ):
         with pytest.raises(ValueError, match="signature"):
-            await read(wrong)
+            read(wrong)
     verifier = Verifier(KEYS, HERE)
-    await read(frame, verifier=verifier)
+    read(frame, verifier=verifier)
     with pytest.raises(ValueError, match="repeated"):
-        await read(frame, verifier=verifier)
+        read(frame, verifier=verifier)
 
 
 @pytest.mark.parametrize(
@@ -61,14 +60,14 @@ async def test_a_message_of_a_stranger_is_not_taken() -> None:
         {"type": "Strange"},
     ],
 )
-async def test_a_malformed_message_is_not_taken(told: Any) -> None:
+def test_a_malformed_message_is_not_taken(told: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
-        await read(encode_told(told, Signer(KEYS, "w"), HERE))
+        read(encode_told(told, Signer(KEYS, "w"), HERE))
 
 
-async def test_a_message_that_is_too_long_is_not_read() -> None:
+def test_a_message_that_is_too_long_is_not_read() -> None:
     with pytest.raises(ValueError, match="too long"):
-        await read(b"\xff\xff\xff\xff")
+        read(b"\xff\xff\xff\xff")
 
 
 @given(st.integers(1, 9999), st.integers(0, 9999), st.none() | st.integers(0, 20_000))

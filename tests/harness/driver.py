@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 from dynamo.runtime import Client, Context, DistributedRuntime
 
+from ampd.keys import pack_tokens
 from ampd.state.redis_store import StateStore
 from ampd.types import Role, WorkerView
 from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, GenerateRequest, PrefillRequest
@@ -111,8 +112,9 @@ def message(
             "arrival_s": 0.0,
             "slo": {"ttft_s": 1.0, "itl_s": 0.1},
         },
-        "token_ids": token_ids,
-        "source_worker_id": source,
+        "prompt": pack_tokens(token_ids),
+        "source": (source, None) if source else None,
+        "is_prefilled": source is not None,
         "request": {"stop_conditions": stop},
     }
 

@@ -22,7 +22,6 @@ from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.round_end import Running
 from ampd.serving.roles import RoleReview
 from ampd.state.store import RoleAssigned, StateEvent
 from ampd.state.view import ClusterView
@@ -165,7 +164,7 @@ async def test_the_role_listener_listens_again() -> None:
 @breaks("untold-rounds")
 @virtually
 async def test_a_coordinator_asks_for_its_rounds_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends: Any = round_ends.RoundEnds(None, None)  # type: ignore[arg-type]
+    ends: Any = round_ends.RoundEnds(None)  # type: ignore[arg-type]
     looks: list[float] = []
     look = FailsOnce(looks.append)
     look.is_armed = True
@@ -181,12 +180,12 @@ async def test_a_worker_names_its_rounds_again(monkeypatch: pytest.MonkeyPatch) 
     ends = workers.round_ends.RoundEnds("w", Signer((), "w"))
     ends.begins("127.0.0.1:1", "r")
     told: list[Any] = []
-    tell = FailsOnce(told.append)
+    tell = FailsOnce(lambda: told.append(()))
     tell.is_armed = True
-    monkeypatch.setattr(ends._links["127.0.0.1:1"], "tell", tell)
+    monkeypatch.setattr(ends._links["127.0.0.1:1"], "tell_running", tell)
     ends.start()
     await until(lambda: told)
-    assert told == [Running(["r"])]
+    assert told == [()]
     await ends.stop()
 
 

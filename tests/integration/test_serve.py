@@ -227,10 +227,20 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_every_process_listens_on_loopback_only() -> None:
-    with serving("--engine", "modelled", "--prefill", "1", "--decode", "1") as graph:
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("--prefill", "1", "--decode", "1"),
+        ("--prefill", "1", "--decode", "1", "--coordinators", "2"),
+        ("--workers", "2", "--coordinators", "2", "--no-status-relay"),
+    ],
+)
+def test_every_process_listens_on_loopback_only(shape: tuple[str, ...]) -> None:
+    with serving("--engine", "modelled", *shape) as graph:
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
+        httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S).raise_for_status()
         addresses = listening([graph.process.pid, *graph.tree])
-        # HTTP, and of each of the three other processes metrics and the request plane.
+        # HTTP, and of each of the three or four other processes metrics and the request plane.
         assert len(addresses) >= 7
         assert [address for address in addresses if not is_loopback(address)] == []
 

@@ -4,12 +4,14 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.call_signatures import operator_token
 from ampd.cli.serve.graph import system_environment, system_url
 from ampd.keys import session_key
 from tests.harness.graph import Graph, chat, profile, session
@@ -24,11 +26,19 @@ HOST = "127.0.0.1"
 class Site:
     """A graph with its client, and `ampd session` against its coordinator."""
 
-    def __init__(self, graph: Graph, client: httpx.AsyncClient, control: str, coordinator: str) -> None:
+    def __init__(self, graph: Graph, client: httpx.AsyncClient, control: str, coordinator: str, secret: Path) -> None:
         self.graph = graph
         self._client = client
         self._control = control
         self.coordinator = coordinator
+        self._secret = secret
+        self.token = operator_token(secret.read_bytes())
+
+    async def asked(self, operation: str, body: object, **headers: str) -> httpx.Response:
+        """The coordinator's answer at its system port."""
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+            url = f"{self._control}/engine/sessions/{operation}"
+            return await client.post(url, content=json.dumps(body), headers=headers)
 
     async def round(self, name: str | None, tenant: str = "") -> None:
         headers = (session(name) if name else {}) | ({"x-tenant-id": tenant} if tenant else {})
@@ -38,7 +48,8 @@ class Site:
 
     async def ampd(self, *arguments: str) -> tuple[int, str, str]:
         """Exit code, output and errors of `ampd session ...`."""
-        argv = ("-m", "ampd", "session", *arguments, "--coordinator-url", self._control)
+        named = ("--coordinator-url", self._control, "--graph-secret-file", str(self._secret))
+        argv = ("-m", "ampd", "session", *arguments, *named)
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(sys.executable, *argv, stdout=pipe, stderr=pipe)
         out, errors = await process.communicate()
@@ -63,6 +74,9 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
     (port,) = free_ports(1)
     graph.environment |= system_environment(HOST, port)
+    secret = graph.folder / "secret"
+    secret.write_text("sixteen characters")
+    graph.environment["AMPD_GRAPH_SECRET_FILE"] = str(secret)
     coordinator = graph.start_coordinator("always-remote")
     graph.environment |= system_environment(HOST, None)
     graph.start_frontend()
@@ -70,7 +84,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
         await graph.new_worker(role, perf)
     await graph.until_answers([coordinator])
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
-        yield Site(graph, client, system_url(HOST, port), coordinator)
+        yield Site(graph, client, system_url(HOST, port), coordinator, secret)
 
 
 @pytest.mark.long
@@ -152,9 +166,25 @@ async def test_an_ended_session_begins_anew(site: Site) -> None:
 @pytest.mark.parametrize("body", [{}, {"session_id": 5}, {"session_id": "a", "session_key": "b"}, {"limit": "x"}])
 async def test_a_request_that_names_no_session_is_refused(site: Site, body: dict[str, object]) -> None:
     operation = "list" if "limit" in body else "end"
-    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
-        reply = await client.post(f"{site._control}/engine/sessions/{operation}", json=body)
+    reply = await site.asked(operation, body | {"token": site.token})
     assert "error" in reply.json()
+
+
+@pytest.mark.parametrize("token", [{}, {"token": ""}, {"token": 5}, {"token": "0" * 64}])
+async def test_a_web_page_neither_sees_nor_ends_sessions(site: Site, token: dict[str, object]) -> None:
+    """What a page can send without asking, also under a name of its own that leads to this machine."""
+    key = session_key("", "of a page")
+    await site.round("of a page")
+    await site.until_held(key)
+    page = {"Host": "evil.example", "Origin": "http://evil.example", "Content-Type": "text/plain"}
+    for operation in ("list", "show", "end"):
+        reply = await site.asked(operation, {"session_id": "of a page"} | token, **page)
+        assert reply.status_code == 500
+        assert "of a page" not in reply.text
+        assert site.token not in reply.text
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
+        assert (await client.get(f"{site._control}/engine/sessions/list", headers=page)).status_code == 500
+    assert key in await site.held()
 
 
 async def test_rounds_without_a_session_are_counted_and_warned_about_once(site: Site) -> None:

@@ -10,10 +10,11 @@ from uuid import uuid4
 
 from ampd.errors import UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send
+from ampd.keys import TOKEN_BYTES
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
 from ampd.policies.base import BindingSituation, RoutingSituation
-from ampd.round_end import LINK
+from ampd.round_end import LINK, Begun
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
 from ampd.state.store import SessionLimits, StateUnavailableError
@@ -127,7 +128,7 @@ class Workers:
         with suppress(StateUnavailableError):
             await self.store.finish_tasks(worker_id, [request["task"]["task_id"]])
         count: int = limit or (request["request"].get("stop_conditions") or {}).get("max_tokens")
-        context_tokens = len(request["token_ids"])
+        context_tokens = len(request["prompt"]) // TOKEN_BYTES
         if fails_after == HANGS:
             await asyncio.get_running_loop().create_future()
         # Without output there is still a last chunk.
@@ -171,7 +172,7 @@ class Answering:
                 call.own = await self._workers.generate(worker_id, request, context)
             except Exception as error:
                 raise worker_error(worker_id, error) from None
-        return HandlerStream(partial(call.serve, request))
+        return HandlerStream(partial(call.serve, request), context=context)
 
 
 class AnsweredCall:
@@ -227,8 +228,8 @@ class AnsweredCall:
         except RuntimeError as error:
             raise engine_error(str(error)) from None
 
-    def begins(self, _address: str, _request_id: str) -> None:
-        """The coordinator knows of it."""
+    def begins(self, address: str, request_id: str) -> None:
+        self.tell(address, Begun(request_id))
 
     def tell(self, _address: str, told: Any) -> None:
         if not self._has_died:
@@ -370,7 +371,7 @@ class Replica:
             clock=asyncio.get_running_loop().time,
             spawn=self._spawn,
             deaths=WorkerDeaths(self.store),
-            ends=RoundEnds(access.lost, access.take_report),
+            ends=RoundEnds(access.lost),
             refused=lambda *refusal: self.refusals.append(refusal),
         )
 

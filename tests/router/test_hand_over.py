@@ -10,7 +10,7 @@ from typing import Any
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
-from ampd.round_end import RoundEnded, Taken
+from ampd.round_end import Begun, RoundEnded
 from router.coordinator import Coordinator
 from router.policies import CoordinatorPolicies
 from router.round_errors import WorkerLostError
@@ -70,7 +70,7 @@ async def opened(*names: str) -> AsyncIterator[tuple[Coordinator, HandingOn]]:
 
 
 def taken(coordinator: Coordinator, worker_id: str, request_id: str) -> None:
-    coordinator._ends._told(worker_id, Taken(request_id))
+    coordinator._ends._told(worker_id, Begun(request_id))
 
 
 async def test_a_round_is_taken_with_its_worker_s_sign_and_over_with_its_end() -> None:

@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from ampd.keys import page_keys
+from ampd.keys import pack_tokens, page_keys
 from ampd.serving.shared_prefixes import prefix_key
-from router.session_memory import pack_tokens
 from router.unplaced_round import KnownPrefixes
 
 PAGE = 16

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,18 @@ async def test_replicas_without_the_store_agree_on_new_sessions_and_tell_it_late
             each.services.placer.store_answered()
         assert (await replica.round("a"))[1]["decode_worker"] == chosen["a"]
         assert (await other.store.binding(session_key("", "a"))).worker_id == chosen["a"]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+async def test_a_session_of_another_replica_goes_to_the_worker_that_holds_it(is_lost: bool) -> None:
+    key = session_key("", "a")
+    views = [worker(f"d{number}") for number in range(5)]
+    holder = next(view for view in views if view is not deterministic_choice(key, views))
+    state = await cluster(*(replace(view, held_tokens={key: 2}) if view is holder else view for view in views))
+    async with Replica(state) as replica:
+        if is_lost:
+            state.lose()
+        assert (await replica.round("a"))[1]["decode_worker"] == holder.worker_id
 
 
 async def test_rounds_do_not_ask_a_lost_store_until_a_heartbeat_was_answered() -> None:

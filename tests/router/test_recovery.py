@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ampd.keys import pack_tokens
 from ampd.types import Role
 from ampd.wire import error_text, with_engine_start
 from router.calls import worker_error
@@ -24,8 +25,8 @@ async def test_a_decode_worker_lost_in_mid_stream_is_replaced_and_reads_from_the
         assert tokens == EXPECTED
         assert (record["retries"], record["reason"], record["decode_worker"]) == (1, "resumed", "d2")
         again = [request for *call, request in replica.workers.calls if call == ["generate", "d2"]]
-        assert again[0]["source_worker_id"] == "p1"
-        assert again[0]["token_ids"] == PROMPT + EXPECTED[:3]
+        assert (again[0]["source"], again[0]["is_prefilled"]) == (("p1", 1), True)
+        assert again[0]["prompt"] == pack_tokens(PROMPT + EXPECTED[:3])
         assert again[0]["request"]["stop_conditions"]["max_tokens"] == 2
     assert await queues(state) == {}
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampd.call_signatures import RPC_HOST, Signer
-from ampd.round_end import RUNNING_S, Begun, RoundEnded, TakenOver, Told
+from ampd.round_end import RUNNING_S, Begun, RoundEnded, Told
 from router import round_ends
 from router.round_errors import WorkerLostError
 from tests.waiting import until
@@ -45,10 +45,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.lives = False
-        self.taken_over: list[Any] = []
-        self.ends: round_ends.RoundEnds[Run] = round_ends.RoundEnds(
-            self._lost, lambda *told: self.taken_over.append(told), lambda: self.now_s
-        )
+        self.ends: round_ends.RoundEnds[Run] = round_ends.RoundEnds(self._lost, lambda: self.now_s)
 
     async def _lost(self, worker_id: str, message: str) -> WorkerLostError:
         return WorkerLostError(worker_id, message, lives=self.lives)
@@ -83,16 +80,11 @@ async def test_what_a_worker_tells_reaches_the_round_in_its_order() -> None:
         run, address = coordinator.begin("r"), coordinator.ends.address
         other = coordinator.begin("other", "another worker")
         worker.begins(address, "r")
-        report: Any = {
-            **dict.fromkeys(("held_tokens", "cached_tokens", "kv_read_tokens", "kv_read_bytes"), 1),
-            **dict.fromkeys(("queued_s", "prefill_s", "kv_read_s"), 0.5),
-        }
-        told: list[Any] = [Begun("r"), Begun("other"), TakenOver("s", report), RoundEnded("r", "complete", bytes(4))]
+        told: list[Any] = [Begun("r", has_output=True), Begun("other"), RoundEnded("r", "complete", bytes(4))]
         for each in told:
             worker.tell(address, each)
         await until(lambda: run.is_over)
-        assert run.heard == [told[0], told[3]]
-        assert coordinator.taken_over == [("w", "s", report)]
+        assert run.heard == [Begun("r"), told[0], told[2]]
         assert other.heard == [], "a worker speaks of its own rounds only"
 
 
@@ -100,7 +92,6 @@ async def test_the_rounds_of_a_worker_that_dies_are_lost_and_a_frontend_may_send
     async with both() as (coordinator, worker):
         run, address = coordinator.begin("r"), coordinator.ends.address
         worker.begins(address, "r")
-        worker.tell(address, Begun("r"))
         await until(lambda: run.heard)
         await worker.stop()
         await until(lambda: run.is_over)
@@ -115,10 +106,9 @@ async def test_a_worker_that_answers_keeps_its_rounds_when_its_connection_breaks
         coordinator.lives = True
         run, address = coordinator.begin("r"), coordinator.ends.address
         worker.begins(address, "r")
-        worker.tell(address, Begun("r"))
         await until(lambda: run.heard)
-        for writer in coordinator.ends._connections.values():
-            writer.close()
+        for connection in coordinator.ends._connections.values():
+            connection.close()
         await until(lambda: not coordinator.ends._connections)
         worker.tell(address, RoundEnded("r", "complete"))
         await until(lambda: run.is_over)
@@ -143,7 +133,6 @@ async def test_a_round_that_its_worker_does_not_have_is_over(monkeypatch: pytest
     async with both() as (coordinator, worker):
         gone, address = coordinator.begin("gone"), coordinator.ends.address
         worker.begins(address, "has")
-        worker.tell(address, Begun("has"))
         coordinator.now_s = 2 * RUNNING_S
         has, new = coordinator.begin("has"), coordinator.begin("new")
         has.given_s = 0.0

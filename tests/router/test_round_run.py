@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ampd.handler_stream import HandlerStream
+from ampd.keys import pack_tokens
 from ampd.types import Parallelism, Role
 from router.round_errors import WorkerLostError
 from tests.router.replica_lab import HANGS, PROMPT, FakeContext, Replica, cluster, queues, worker
@@ -46,9 +47,9 @@ async def test_a_round_that_ends_at_the_prefill_worker_is_taken_over() -> None:
         tokens, _ = await replica.round(stop_conditions={"max_tokens": 1})
         assert tokens == EXPECTED[:1]
         ((_, worker_id, request),) = [call for call in replica.workers.calls if call[0] == "generate"]
-        assert (worker_id, request["source_worker_id"]) == ("d1", "p1")
+        assert (worker_id, request["source"]) == ("d1", ("p1", 1))
         assert request["request"]["stop_conditions"]["max_tokens"] == 0
-        assert request["token_ids"] == [*PROMPT, 64]
+        assert request["prompt"] == pack_tokens([*PROMPT, 64])
 
 
 async def test_workers_learn_the_parallelism_of_the_worker_that_has_the_kv() -> None:
@@ -57,8 +58,10 @@ async def test_workers_learn_the_parallelism_of_the_worker_that_has_the_kv() -> 
     )
     async with Replica(state) as replica:
         await replica.round("s")
-        asked = [(call, request.get("source_tp")) for call, _, request in replica.workers.calls if "task" in request]
-        assert asked == [("prefill", None), ("generate", 4)], "the first round of a session has no history to read"
+        asked = [(call, request["source"]) for call, _, request in replica.workers.calls if "task" in request]
+        assert asked == [("prefill", None), ("generate", ("p1", 4))], (
+            "the first round of a session has no history to read"
+        )
 
 
 async def test_a_client_that_leaves_before_the_worker_was_reached_leaves_no_entry() -> None:

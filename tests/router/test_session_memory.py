@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ampd.keys import pack_tokens
 from ampd.state.store import Binding, SessionLimits
-from router.session_memory import Overlap, SessionMemory, SessionOwner, common_prefix_tokens, pack_tokens
+from router.session_memory import Overlap, SessionMemory, SessionOwner, common_prefix_tokens
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 FEW = st.lists(st.integers(0, 2), max_size=40)

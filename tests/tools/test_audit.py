@@ -9,46 +9,67 @@ from typing import Any
 
 import pytest
 
-from tools.audit import audit
+from tools.audit import CANARY, audit
 
 
-def program(folder: Path, report: Any, error: str, code: int) -> str:
-    """Writes `report` where it was told to, and `error` to stderr."""
+def program(folder: Path, report: Any, error: str = "", *, has_data: bool = True) -> str:
+    """Writes `report` where it was told to, or that of the canary, and `error` to stderr."""
+    known = {"name": CANARY, "version": "1", "vulns": [{"id": "PYSEC-0", "fix_versions": ["2"]}] if has_data else []}
     path = folder / "pip-audit"
     path.write_text(
         f"#!{sys.executable}\nimport json, sys\n"
-        f"report = json.loads({json.dumps(json.dumps(report))})\n"
-        "if report is not None:\n    open(sys.argv[sys.argv.index('--output') + 1], 'w').write(json.dumps(report))\n"
-        f"print({error!r}, file=sys.stderr)\nsys.exit({code})\n"
+        f"canary, report = json.loads({json.dumps(json.dumps([{'dependencies': [known]}, report]))})\n"
+        "given = open(sys.argv[sys.argv.index('--requirement') + 1]).read()\n"
+        f"found = canary if given.startswith('{CANARY}==') else report\n"
+        "if report is not None:\n    open(sys.argv[sys.argv.index('--output') + 1], 'w').write(json.dumps(found))\n"
+        f"print({error!r}, file=sys.stderr)\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
+
+
+@pytest.fixture
+def pinned(tmp_path: Path) -> str:
+    (tmp_path / "constraints.txt").write_text("h11==0.1\n")
+    return str(tmp_path / "constraints.txt")
 
 
 def package(*advisories: str) -> dict[str, Any]:
     return {"name": "h11", "version": "0.1", "vulns": [{"id": each, "fix_versions": ["0.2"]} for each in advisories]}
 
 
-def test_an_advisory_is_a_line_and_a_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_advisory_is_a_line_and_a_failure(tmp_path: Path, pinned: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = {"dependencies": [package("PYSEC-1"), package()]}
-    assert audit(program(tmp_path, found, "Found 1 known vulnerability", 1), "constraints.txt") == 1
+    assert audit(program(tmp_path, found, "Found 1 known vulnerability"), pinned) == 1
     assert capsys.readouterr().out == "h11 0.1: PYSEC-1; fixed in 0.2\nmake audit: 2 packages, 1 advisories\n"
 
 
-def test_without_an_advisory_it_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit(program(tmp_path, {"dependencies": [package()]}, "", 0), "constraints.txt") == 0
+def test_without_an_advisory_it_ends_well(tmp_path: Path, pinned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(program(tmp_path, {"dependencies": [package()]}), pinned) == 0
     assert capsys.readouterr().out == "make audit: 1 packages, 0 advisories\n"
 
 
-def test_a_service_that_cannot_be_reached_is_no_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = "Traceback ...\nrequests.exceptions.ConnectionError: Max retries exceeded with url: /pypi/h11/0.1/json"
-    assert audit(program(tmp_path, None, error, 1), "constraints.txt") == 0
-    assert "skipped, because the service with the advisories cannot be reached" in capsys.readouterr().out
+def test_packages_that_were_not_looked_up_are_named(
+    tmp_path: Path, pinned: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"dependencies": [package(), {"name": "own", "skip_reason": "not found"}]}
+    assert audit(program(tmp_path, found), pinned) == 0
+    assert capsys.readouterr().out == "1 packages could not be looked up: own\nmake audit: 1 packages, 0 advisories\n"
 
 
-def test_another_failure_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert audit(program(tmp_path, None, "error: no such file", 1), "constraints.txt") == 1
-    assert capsys.readouterr().err == "make audit: error: no such file\n"
+def test_a_service_without_data_is_a_failure(tmp_path: Path, pinned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(program(tmp_path, {"dependencies": [package()]}, has_data=False), pinned) == 1
+    captured = capsys.readouterr()
+    assert "0 advisories" not in captured.out
+    assert "does not know the advisories of jinja2" in captured.err
+
+
+@pytest.mark.parametrize("error", ["requests.exceptions.ConnectionError: Max retries exceeded", "error: no such file"])
+def test_an_audit_that_was_not_made_is_a_failure(
+    tmp_path: Path, pinned: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(program(tmp_path, None, f"Traceback ...\n{error}"), pinned) == 1
+    assert capsys.readouterr().err == f"make audit: not made: {error}\n"
 
 
 def test_it_is_a_script() -> None:
@@ -58,7 +79,7 @@ def test_it_is_a_script() -> None:
         [sys.executable, "-I", script, "/bin/false", "x"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "make audit: no output\n"
+    assert done.stderr == "make audit: not made: no output\n"
 
 
 def test_the_job_is_the_audit(tmp_path: Path) -> None:

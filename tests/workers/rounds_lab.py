@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ampd.keys import pack_tokens
 from ampd.policies.base import OrderingSituation, Pick
 from ampd.wire import GenerateRequest
 from workers.engines.base import EngineOutput, EngineRequest
@@ -75,8 +76,9 @@ def message(
             "arrival_s": 0.0,
             "slo": {"ttft_s": ttft_s, "itl_s": itl_s},
         },
-        "token_ids": prompt,
-        "source_worker_id": source,
+        "prompt": pack_tokens(prompt),
+        "source": (source, None) if source else None,
+        "is_prefilled": source is not None,
         "request": {"stop_conditions": {"max_tokens": new}, **request},
     }
 

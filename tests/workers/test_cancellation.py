@@ -7,14 +7,13 @@ from functools import partial
 
 import pytest
 
-from ampd.handler_stream import HandlerStream
+from ampd.handler_stream import HandlerStream, StopSignal, send_all
 from tests.virtual_time import run_virtually
-from workers.client_rounds import StopSignal, send_until_stopped
 
 
 def until_stopped(source: AsyncGenerator[int, None], signal: StopSignal) -> HandlerStream[int]:
     """As a worker serves it."""
-    return HandlerStream(partial(send_until_stopped, source, signal))
+    return HandlerStream(partial(send_all, source, signal), context=signal)
 
 
 class Signal:

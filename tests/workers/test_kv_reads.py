@@ -17,7 +17,7 @@ from ampd.perf.presets import analytic_model
 from ampd.serving import kv_tiers
 from ampd.types import Parallelism
 from workers.kv.exchange import KvFetch
-from workers.round_progress import RoundProgress, RoundPrompt
+from workers.round_progress import RoundProgress
 from workers.round_service import KvReads
 
 FETCHED = KvFetch(tokens=1)
@@ -88,8 +88,8 @@ async def test_reading_pays(
     kv = Kv(held_pages)
     info = SimpleNamespace(page_size_tokens=16, parallelism=Parallelism(tp=2))
     engine = cast(Any, SimpleNamespace(kv=kv, info=info))
-    keys = page_keys(range(8500), 16, tenant="")
-    progress = RoundProgress("r", RoundPrompt(cast(Any, SimpleNamespace(session_id="s")), 8500, keys), 0.0)
+    keys = page_keys([1] * 8500, 16, tenant="")
+    progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), [1] * 8500, 0.0, keys)
     reads = KvReads(engine, CorrectedModel(cast(Any, SlowLinks(transfer_s)), info.parallelism), 5.0)
     fetched = await reads.read(progress, "P", expected_tokens, source_tp)
     assert fetched is (FETCHED if is_read else None)
@@ -111,8 +111,8 @@ async def test_reads_alone_correct_their_times(reads: int, transfer_s: float, er
     engine = cast(Any, SimpleNamespace(kv=kv, info=SimpleNamespace(page_size_tokens=16, parallelism=theta)))
     times = CorrectedModel(ConstantReads(transfer_s), theta)
     kv_reads = KvReads(engine, times, 5.0)
-    keys = page_keys(range(8500), 16, tenant="")
-    progress = RoundProgress("r", RoundPrompt(cast(Any, SimpleNamespace(session_id="s")), 8500, keys), 0.0)
+    keys = page_keys([1] * 8500, 16, tenant="")
+    progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), [1] * 8500, 0.0, keys)
     for _ in range(1000):
         kv.may_end.clear()
         running = [asyncio.create_task(kv_reads.read(progress, "P", 8000)) for _ in range(reads)]

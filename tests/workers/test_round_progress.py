@@ -7,7 +7,7 @@ import pytest
 from ampd.types import PrefillTask, Slo
 from workers.engines.base import EngineLoad, EngineOutput
 from workers.kv.exchange import KvFetch
-from workers.round_progress import RoundProgress, RoundPrompt
+from workers.round_progress import RoundProgress
 
 PAGE = 16
 TASK = PrefillTask("t", "s", 64, 36, 0.0, Slo(1.0, 0.1))
@@ -15,7 +15,7 @@ LOAD = EngineLoad(3, 900, 1000)
 
 
 def progress(kept_tokens: int = 0, tokens: int = 100) -> RoundProgress:
-    return RoundProgress("r", RoundPrompt(TASK, tokens, kept_tokens=kept_tokens), arrived_s=10.0)
+    return RoundProgress("r", TASK, [1] * tokens, arrived_s=10.0, kept_tokens=kept_tokens)
 
 
 def counted(cached_tokens: int, reloaded_tokens: int = 0, reload_s: float = 0.0) -> EngineOutput:

@@ -14,6 +14,7 @@ import pytest
 
 import ampd.keys
 import workers.publisher
+from ampd.keys import pack_tokens
 from ampd.types import Parallelism
 from tests.memory_store import MemoryStore
 from tests.waiting import PATIENCE_S, until
@@ -178,7 +179,7 @@ async def test_a_local_round_reads_its_history_from_the_owner_before(
 
         output, _ = await play(old, first)
         prompt = first + output + second
-        more = {"history_worker_id": holder, "history_tp": 1} if holder else {"source_worker_id": None}
+        more = {"source": (holder, 1) if holder else None}
         answer, report = await play(new, prompt, **more)
         assert {tier: tokens for tier, tokens in report["hit_tokens"].items() if tokens} == expected
         assert report["kv_read_tokens"] == expected.get("peer", 0)
@@ -248,7 +249,7 @@ async def test_a_read_is_predicted_with_the_parallelism_of_its_source(
         first: Any = message(prompt, 4, "s")
         async with aclosing(workers["D"].generate(first)) as chunks:
             assert [chunk async for chunk in chunks]
-        second: Any = {**message(prompt, 4, "s", hist=784, source="D"), "source_tp": source_tp}
+        second: Any = {**message(prompt, 4, "s", hist=784, source="D"), "source": ("D", source_tp)}
         async with aclosing(getattr(workers["P"], endpoint)(second)) as chunks:
             last = [chunk async for chunk in chunks][-1]
         assert {name: tokens for name, tokens in last["ampd"]["hit_tokens"].items() if tokens} == {tier: 784}
@@ -263,7 +264,7 @@ async def test_an_engine_knows_what_is_left_of_a_round_that_was_prefilled_elsewh
             tokens = [token for chunk in [each async for each in chunks] for token in chunk["token_ids"]]
         engine = Recorded(decode)
         rounds = worker_parts("D", engine, lab.times).rounds
-        more: Any = {**ask, "token_ids": prompt + tokens, "source_worker_id": "P"}
+        more: Any = {**ask, "prompt": pack_tokens(prompt + tokens), "source": ("P", 1), "is_prefilled": True}
         async with aclosing(rounds.generate(more)) as chunks:
             assert [chunk async for chunk in chunks]
     (request,) = engine.requests
@@ -289,7 +290,7 @@ async def test_a_request_that_cannot_run_is_not_counted(model_folder: Path, endp
             await anext(getattr(rounds, endpoint)(unsound))
         assert refusal.value.status == 400
         malformed: Any = message(prompt_of(40), 3, "s")
-        del malformed["source_worker_id"]
+        del malformed["source"]
         with pytest.raises(KeyError):
             await anext(getattr(rounds, endpoint)(malformed))
         assert rounds.running == 0
@@ -312,15 +313,15 @@ async def test_a_malformed_task_never_reaches_the_published_queue(model_folder: 
         assert parts.rounds.running == len(parts.queue) == 0
 
 
-@pytest.mark.parametrize("change", [{"token_ids": b"\xff" * 40}, {"token_ids": [5, 0.5]}])
-async def test_a_prompt_that_is_no_list_of_token_ids_never_reaches_the_engine(
+@pytest.mark.parametrize("change", [{"prompt": b"\xff" * 39}, {"prompt": [5, 0.5]}])
+async def test_a_prompt_that_is_no_packed_token_ids_never_reaches_the_engine(
     model_folder: Path, change: dict[str, Any]
 ) -> None:
     lab = Lab(model_folder, Times())
     async with lab.engine("D") as engine:
         rounds = worker_parts("D", engine, lab.times).rounds
         malformed: Any = message(prompt_of(40), 3, "s") | change
-        with pytest.raises(TypeError):
+        with pytest.raises((TypeError, ValueError)):
             await anext(rounds.generate(malformed))
         many: Any = message(prompt_of(40), 3, "s", sampling_options={"n": 1 << 31})
         with pytest.raises(EngineError, match="n must be at most"):

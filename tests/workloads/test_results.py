@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ampd.types import Slo
-from workloads.results import PromptTokens, RoundRecord, attainment, latency_percentiles, meets, summarise
+from workloads.results import PromptTokens, RoundRecord, attainment, meets, percentiles, summarise
 
 SLO = Slo(1.0, 0.1)
 
@@ -17,7 +17,7 @@ SLO = Slo(1.0, 0.1)
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 6)), min_size=1, max_size=20))
 def test_counted_values_have_the_percentiles_of_the_repeated_ones(drawn: list[tuple[float, int]]) -> None:
     values, counts = map(np.array, zip(*drawn, strict=True))
-    assert latency_percentiles(values, counts) == pytest.approx(latency_percentiles(np.repeat(values, counts)))
+    assert percentiles(values, counts) == pytest.approx(percentiles(np.repeat(values, counts)))
 
 
 records = st.builds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 
 import httpx
 
+from ampd.call_signatures import operator_token, read_secrets
 from ampd.child_process import reserved_ports
 from ampd.cli.serve import settings as checks
 from ampd.cli.serve.devices import default_perf, shared_gpu, visible_gpus, worker_environments
@@ -157,6 +159,8 @@ def run(argv: Sequence[str]) -> int:
         tempfile.TemporaryDirectory(prefix="ampd-serve-") as scratch,
         reserved_ports(settings.metrics_host, count, "serve without metrics: --no-metrics") as system_ports,
     ):
+        if settings.graph_secret_file is None:
+            settings = settings.model_copy(update={"graph_secret_file": _new_secret(Path(scratch))})
         site = GraphSite(
             model_path=model_path,
             model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
@@ -169,6 +173,13 @@ def run(argv: Sequence[str]) -> int:
         )
         with _log_dir(settings) as log_dir:
             return asyncio.run(_serve(settings, site, log_dir))
+
+
+def _new_secret(folder: Path) -> Path:
+    """A secret for a graph that was given none. Only this user can read the folder."""
+    path = folder / "secret"
+    path.write_text(secrets.token_hex(32))
+    return path
 
 
 def _worker_environments(settings: ServeSettings, model: Path) -> list[dict[str, str]]:
@@ -227,6 +238,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
                 url=url,
                 perf=_absolute(str(settings.perf)),
                 controls=_controls(settings, site),
+                token=operator_token(read_secrets(settings.graph_secret_file, "ampd serve")[0]),
             )
         )
     has_served = False

@@ -115,6 +115,9 @@ FRONTEND_ENVIRONMENT = {
     # /v1/messages, with the line left out that Claude Code puts before its prompt, and that differs in each request.
     "DYN_ENABLE_ANTHROPIC_API": "1",
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
+    # With session affinity Dynamo publishes the ids of sessions at all addresses, unless a broker does that. Nobody is
+    # this broker: each frontend serves without the others' events.
+    "DYN_ZMQ_BROKER_URL": "xsub=inproc://none,xpub=inproc://none",
     # Before a firewall or a NAT table forgets them: Dynamo finds out only when a request meets a broken connection.
     "DYN_TCP_HOST_IDLE_TTL_SECS": "60",
     # The seconds for which Dynamo avoids a coordinator with a broken connection: that of a worker which answers its

@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,8 +15,18 @@ from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
+from ampd.types import CoordinatorView, Slo
 from tests.ampd.state.view_queues import queued
 from tests.waiting import PATIENCE_S
+
+_HEARTBEAT = CoordinatorView("c1", Slo(1.0, 0.1))
+
+
+async def _is_published(store: StateStore) -> bool:
+    with suppress(StateUnavailableError):
+        await store.publish_coordinator(_HEARTBEAT, 60)
+        return True
+    return False
 
 
 class TestRedisLoss:
@@ -72,6 +83,30 @@ class TestRedisLoss:
             assert len(view.decode()) == 1
         finally:
             os.kill(server.pid, signal.SIGCONT)
+        await waiting.until(lambda: view.connected)
+        await view.stop()
+        for each in (store, worker):
+            await each.close()
+
+    async def test_a_server_that_answers_reads_and_no_heartbeat_counts_as_lost(
+        self, server: EmbeddedRedis, make: Any, waiting: Any
+    ) -> None:
+        """Queues are not worked off in the copy then, and would keep new sessions out."""
+        store, worker = StateStore(server.url, "n", timeout_s=0.5), StateStore(server.url, "n", timeout_s=PATIENCE_S)
+        await worker.publish_worker(make.view("d1", queue=(make.task(),)), 60)
+        view = ClusterView(store, lease_s=60)
+        await view.start()
+        assert queued(view, "d1") == ["t1"]
+        await store._connection.command("CLIENT", "PAUSE", "600000", "WRITE")
+        with pytest.raises(StateUnavailableError):
+            await store.publish_coordinator(_HEARTBEAT, 60)
+        assert await store.binding("s1") is None  # reads are answered
+        await waiting.until(lambda: not view.connected)
+        assert queued(view, "d1") == []
+        with pytest.raises(StateUnavailableError, match="answers no writes"):
+            await store.watch().start()
+        await store._connection.command("CLIENT", "UNPAUSE")
+        await waiting.until(partial(_is_published, store))
         await waiting.until(lambda: view.connected)
         await view.stop()
         for each in (store, worker):

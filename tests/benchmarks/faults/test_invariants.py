@@ -53,6 +53,11 @@ def test_an_owner_that_was_replaced_and_serves_again_is_reported() -> None:
     assert check_owners(results, {}) == ["s1: epoch 1 after epoch 2"]
 
 
+def test_an_epoch_that_a_coordinator_could_not_know_is_not_reported() -> None:
+    assert check_owners([result(epoch=2), result(epoch=0), result(epoch=2)], {}) == []
+    assert check_owners([result(epoch=2), result(epoch=0), result()], {}) == ["s1: epoch 1 after epoch 2"]
+
+
 def test_a_session_that_its_final_round_ended_lives_anew_when_that_round_is_sent_again() -> None:
     left = replace(result(), ending=Ending.FAILED, detail="the connection broke", is_final=True)
     again = replace(result(worker_id="b"), is_final=True)

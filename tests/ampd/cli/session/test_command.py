@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ampd.cli.main import main
-from ampd.cli.session import ListSettings, _asked, _control_urls
+from ampd.cli.session import ListSettings, _asked, _controls
 from ampd.errors import UserError
 from ampd.settings import parse_settings
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register, servers_folder
@@ -73,22 +73,22 @@ def test_wrong_calls_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_coordinator_is_that_of_this_process_or_of_the_graph_here(monkeypatch: pytest.MonkeyPatch) -> None:
     with EmbeddedRedis() as redis:
-        graph = LocalGraph(namespace="n", state_url=redis.url, url=DEAD, perf="tiny-cpu")
+        graph = LocalGraph(namespace="n", state_url=redis.url, url=DEAD, perf="tiny-cpu", token="t")
         register(graph)
         with pytest.raises(UserError, match="no `ampd serve` with system ports runs"):
-            _control_urls(None)
+            _controls(None)
         controls = ("http://127.0.0.1:7", "http://127.0.0.1:8")
         register(graph.model_copy(update={"controls": controls}))
-        assert _control_urls(None) == controls
+        assert _controls(None) == (controls, "t")
         with EmbeddedRedis() as other:
             register(graph.model_copy(update={"state_url": other.url, "controls": (DEAD,)}))
             with pytest.raises(UserError, match="several graphs run"):
-                _control_urls(None)
+                _controls(None)
             register(graph.model_copy(update={"controls": controls, "url": "http://127.0.0.1:2"}))
-            assert _control_urls(None, "http://127.0.0.1:2") == controls
+            assert _controls(None, "http://127.0.0.1:2") == (controls, "t")
         monkeypatch.setenv("DYN_SYSTEM_PORT", "9090")
-        assert _control_urls(None) == ["http://127.0.0.1:9090"]
-    assert _control_urls("http://host:1/") == ["http://host:1"]
+        assert _controls(None) == (["http://127.0.0.1:9090"], "")
+    assert _controls("http://host:1/") == (["http://host:1"], "")
 
 
 def test_the_address_of_the_frontend_is_not_that_of_a_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
