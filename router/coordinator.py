@@ -255,6 +255,8 @@ class Coordinator:
     async def _begin(self, wanted: RoundRequest, request_id: str) -> RoundRun:
         before = await self._ends.before(request_id)
         run = RoundRun(wanted, request_id, self._services, before)
+        if (trace := tracing.current()) is not None:
+            trace.of_session(run.session_name)
         if before is None and not (run.is_named or wanted.continued_tokens):
             self._count_unnamed()  # another coordinator has counted a continued one
         return run
@@ -263,8 +265,9 @@ class Coordinator:
         self.counts.add("unnamed")
         if self.counts["unnamed"] == _WARN_AT:
             log.warning(
-                "%d rounds came without a session: each is prefilled from its first token, on any worker. If they are "
-                "an agent's, send the header x-dynamo-session-id (docs/clients.md); this is logged once",
+                "%d rounds came without a session, and continued none: each was prefilled from its first token, on any "
+                "worker. If they are an agent's, send the header x-dynamo-session-id (docs/clients.md); this is logged "
+                "once",
                 _WARN_AT,
             )
 

@@ -120,6 +120,11 @@ class RoundRun:
         return self._request.is_named
 
     @property
+    def session_name(self) -> str:
+        """The name of its session in logs."""
+        return self._request.client_session_id or self._request.session_id
+
+    @property
     def worker_id(self) -> str:
         """The decode worker that has the round, or had it last."""
         return self._placement.binding.worker_id if self._placement else ""

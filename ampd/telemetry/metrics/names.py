@@ -171,7 +171,7 @@ SESSIONS_BOUND = _counter("ampd_sessions_bound_total", _COORDINATOR, "Sessions t
 ROUNDS_UNNAMED = _counter(
     "ampd_rounds_without_session_total",
     _COORDINATOR,
-    "Rounds whose client named no session.",
+    "Rounds whose client named no session, and whose prompt continued no earlier one.",
 )
 PREFIX_BREAKS = _histogram(
     "ampd_prefix_break_tokens",

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from ampd.cli.top_screen import as_text, lines, screen
-from ampd.types import CoordinatorView, KvWindow, Role, Window, WorkerView
+from ampd.types import BreakingSession, CoordinatorView, KvWindow, Role, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -38,7 +38,12 @@ def test_a_screen_is_never_higher_than_its_terminal(seen: dict[str, Any], width:
     assert len(shown) <= height
 
 
-def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str, Any]:
+BREAKING = BreakingSession("b" * 32, 5, 12, 4_000)
+
+
+def healthy(
+    met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1, breaking: tuple[BreakingSession, ...] = ()
+) -> dict[str, Any]:
     served = window(
         {"met": met, "missed-ttft": 20 - met},
         {"local on-time": 15, "remote fewest-late": 5},
@@ -59,7 +64,17 @@ def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str
         ),
         WorkerView("p" * 16, Role.PREFILL, queue=(task(1234),), ttft=Window(ttft_s, 3)),
     ]
-    return snapshot(workers, [CoordinatorView("c" * 16, SLO, "ampd", "least-kv", "static", window=served)])
+    coordinator = CoordinatorView(
+        "c" * 16,
+        SLO,
+        "ampd",
+        "least-kv",
+        "static",
+        window=served,
+        breaking=breaking,
+        breaking_sessions=2 * len(breaking),
+    )
+    return snapshot(workers, [coordinator])
 
 
 def test_everything_that_matters_fits_into_eighty_columns() -> None:
@@ -158,3 +173,8 @@ def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
         served = window({"met": 40}, bound=12, unnamed=unnamed)
         text = as_text(snapshot([], [CoordinatorView("c", SLO, window=served)]), 80)
         assert ("25 rounds without a session" in text) is bool(unnamed)
+
+
+def test_sessions_whose_prefix_breaks_are_listed() -> None:
+    text = as_text(healthy(breaking=(BREAKING,)), 120)
+    assert "prefix breaks in every round: 2! sessions; bbbbbbbb… at token 12 of 4000" in text
