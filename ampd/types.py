@@ -113,14 +113,22 @@ _NO_FACTORS = Factors()
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """How one worker replica is partitioned over GPUs (theta in the paper), and how fast it is.
+    """How one worker replica is partitioned over GPUs (theta in the paper), how fast it is, and where it runs.
+
+    Replicas of equal partition are equal.
 
     Attributes:
-        factors: on the times of the performance model. Replicas of equal partition are equal, whatever their factors.
+        factors: on the times of the performance model.
+        host: workers with the same name load each other's KV in place; "": this one reads all KV over the network.
     """
 
     tp: Count = 1
     factors: Factors = field(default=_NO_FACTORS, compare=False)
+    host: Text = field(default="", compare=False)
+
+    def shares_host(self, other: Parallelism) -> bool:
+        """Whether each can load the other's KV in place."""
+        return self.host != "" and self.host == other.host
 
 
 def usable_tokens(held_tokens: int, prompt_tokens: int) -> int:

@@ -73,8 +73,9 @@ def fields_of(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__match_args__}
 
 
-Source: TypeAlias = tuple[str, int | None]
-"""A worker that holds KV of a round, and its tensor parallelism, which predicts the time of a read; None: not known."""
+Source: TypeAlias = tuple[str, int | None, str]
+"""A worker that holds KV of a round, its tensor parallelism (None: not known), and its host. The last two predict the
+time of a read."""
 
 
 class PrefillRequest(TypedDict):

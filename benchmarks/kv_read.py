@@ -1,4 +1,4 @@
-"""KV read rate of the exchange's fetch, against raw NIXL with 1 MB blocks on as many bytes in the same run.
+"""KV reads of the exchange: over NIXL, against raw NIXL with 1 MB blocks, and in place, on as many bytes in one run.
 
     python -m benchmarks.kv_read [--json] [--pages 200] [--layers 32] [--kv-heads 8] [--head-dim 128] [--repeats 9]
         [--kv-checksums reads]
@@ -6,10 +6,12 @@
 Two workers in processes of their own, each with a store and its exchange, and with ranks that write nothing: the
 source's store is full of random bytes. A fetch is everything that a round waits for: page keys, look-up here, lease
 there, memory here, NIXL READ, end of the lease, checksums, and the records held for the request. Raw NIXL is the READ
-alone: prepared descriptors, posted and polled without a pause. Both take turns on the same agent. The records of a
+alone: prepared descriptors, posted and polled without a pause. In place, the fetch ends when the records may be loaded
+from the source's store; their copy, which is waited for, is not counted. All three take turns. The records of a
 context lie in one piece in the source's store (`contiguous`), or in runs of 8 pages between those of another session
 (`scattered`). `ratio` is the median, over the repeats, of fetch rate over the raw rate right after it; `lowest` is the
-smallest. Records hold all heads, so equal and unequal TP move the same blocks; the degrees are there to show it.
+smallest. `in place` is the median of the time over NIXL as a multiple of the time in place right after it. Records hold
+all heads, so equal and unequal TP move the same blocks; the degrees are there to show it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from operator import truediv
 from socket import socket, socketpair
 from typing import Any
 from uuid import uuid4
@@ -41,7 +44,7 @@ from workers.kv.exchange import KvExchange
 from workers.kv.nixl_transport import NixlTransport, blocks_at
 from workers.kv.peer_reads import Remote, decode_descriptor
 from workers.kv.ranks.link import Offered, RankLink
-from workers.kv.shared import KvGeometry, PoolGeometry, Section, StoreMemory
+from workers.kv.shared import KvGeometry, Place, PoolGeometry, Section, StoreMemory, this_host
 
 PAGE = 16
 BYTES_PER_VALUE = 2
@@ -102,11 +105,18 @@ class RawTransport(NixlTransport):
         return seconds
 
 
-class NoWriter:
-    """A rank's copies, without a device."""
+class NoDevice:
+    """A rank's copies and mappings, without a device."""
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
         """Leave in the store what lies there."""
+
+    def map(self, _number: int, _place: Place) -> str:
+        """Nothing is loaded."""
+        return ""
+
+    def unmap(self, _number: int) -> None:
+        """Nothing was mapped."""
 
 
 class Worker:
@@ -117,9 +127,12 @@ class Worker:
         record_bytes = geometry.pools[0].record_bytes
         # The allocator hands out whole chunks.
         memory = StoreMemory.create((pages + 2 * RUN_PAGES) * record_bytes)
-        self.exchange = KvExchange(EngineStore(memory, tp, has_checksums=has_checksums), self._transport)
+        store = EngineStore(memory, tp, has_checksums=has_checksums, host=this_host())
+        self.exchange = KvExchange(store, self._transport)
         addresses = self.exchange.store.addresses
-        self.ranks = [RankLink(address, rank, geometry, NoWriter()) for rank, address in enumerate(addresses)]
+        self.ranks = [
+            RankLink(address, rank, geometry, NoDevice(), NoDevice()) for rank, address in enumerate(addresses)
+        ]
 
     def _transport(self, address: int, size_bytes: int) -> RawTransport:
         self.transports.append(RawTransport(address, size_bytes))
@@ -213,18 +226,21 @@ async def measure(arguments: argparse.Namespace, worker: Worker, peer: Peer, deg
         assert lease["matched"] == arguments.pages
         descriptor = decode_descriptor(lease["descriptor"])
         remote = Remote("source", descriptor.agent, descriptor.address)
-        fetch_s, raw_s = [], []
-        for repeat in range(arguments.repeats + 1):
-            rid = uuid4().hex
-            fetched = await exchange.fetch(rid, keys, exchange.protect(rid, keys), "source", TIMEOUT_S)
-            assert (fetched.error, fetched.bytes, fetched.tokens) == (None, size, arguments.pages * PAGE), fetched
-            await exchange.unprotect(rid)
-            await exchange.release_session(rid)
-            forget_all(exchange.store.directory)
-            raw = await asyncio.to_thread(worker.transports[0].raw, remote, size)
-            if repeat:  # the first one touches the memory and connects
-                fetch_s.append(fetched.seconds)
-                raw_s.append(raw)
+        fetch_s, in_place_s, raw_s = list[float](), list[float](), list[float]()
+        for _ in range(arguments.repeats + 1):
+            for host, seconds in (("", fetch_s), (this_host(), in_place_s)):
+                exchange.store.host = host
+                rid = uuid4().hex
+                fetched = await exchange.fetch(rid, keys, exchange.protect(rid, keys), "source", TIMEOUT_S)
+                assert (fetched.error, fetched.bytes, fetched.tokens) == (None, size, arguments.pages * PAGE), fetched
+                await exchange.unprotect(rid)
+                await exchange.release_session(rid)
+                await exchange.store.are_written(list(exchange.store._lent))
+                forget_all(exchange.store.directory)
+                seconds.append(fetched.seconds)
+            raw_s.append(await asyncio.to_thread(worker.transports[0].raw, remote, size))
+        for seconds in (fetch_s, in_place_s, raw_s):
+            del seconds[0]  # the first one touches the memory, connects, and maps
         ratios = [raw / fetch for raw, fetch in zip(raw_s, fetch_s, strict=True)]
         result = {
             "tp": degrees,
@@ -235,6 +251,8 @@ async def measure(arguments: argparse.Namespace, worker: Worker, peer: Peer, deg
             "raw_nixl_gb_per_s": round(size / statistics.median(raw_s) / 1e9, 3),
             "ratio": round(statistics.median(ratios), 3),
             "lowest": round(min(ratios), 3),
+            "in_place_s": round(statistics.median(in_place_s), 4),
+            "in_place": round(statistics.median(map(truediv, fetch_s, in_place_s)), 1),
         }
         results.append(result)
     return results
@@ -279,12 +297,13 @@ def main() -> None:
         print(json.dumps({"results": results}))
         return
     print(
-        f"{'TP':>8} {'records':>12} {'bytes':>12} {'fetch GB/s':>11} {'raw GB/s':>9} {'ratio':>6} {'lowest':>6}",
+        f"{'TP':>8} {'records':>12} {'bytes':>12} {'fetch GB/s':>11} {'raw GB/s':>9} {'ratio':>6} {'lowest':>6}"
+        f" {'in place':>8}",
         file=sys.stdout,
     )
     for result in results:
         rates = f"{result['fetch_gb_per_s']:11.2f} {result['raw_nixl_gb_per_s']:9.2f}"
-        ratios = f"{result['ratio']:6.2f} {result['lowest']:6.2f}"
+        ratios = f"{result['ratio']:6.2f} {result['lowest']:6.2f} {result['in_place']:7.1f}x"
         print(f"{result['tp']:>8} {result['order']:>12} {result['bytes']:12} {rates} {ratios}")
 
 

@@ -14,7 +14,6 @@ import hashlib
 import json
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -96,20 +95,15 @@ def main() -> int:
 
 
 def _digest(name: str) -> str:
-    digest = hashlib.sha256()
     if name in PLANS:
-        digest.update(_output(["plan", *PLANS[name].split(), "--jobs", "1", "--budget-s", "0"]))
-        return digest.hexdigest()
-    with tempfile.TemporaryDirectory() as folder:
-        timeline = Path(folder) / "timeline.json"
-        words = ["simulate", *SIMULATIONS[name].split(), "--jobs", "1", "--timeline", str(timeline)]
-        digest.update(_output(words))
-        digest.update(timeline.read_bytes())
-    return digest.hexdigest()
+        words = ["ampd", "plan", *PLANS[name].split(), "--jobs", "1", "--budget-s", "0", "--json"]
+    else:
+        words = ["benchmarks.detailed_simulation", *SIMULATIONS[name].split(), "--jobs", "1"]
+    return hashlib.sha256(_output(words)).hexdigest()
 
 
 def _output(words: list[str]) -> bytes:
-    done = subprocess.run([sys.executable, "-m", "ampd", *words, "--json"], capture_output=True, check=False)
+    done = subprocess.run([sys.executable, "-m", *words], capture_output=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}: exit code {done.returncode}: {done.stderr.decode()[-500:]}")
     return json.dumps(_without_wall_times(json.loads(done.stdout)), sort_keys=True).encode()

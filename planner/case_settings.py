@@ -320,10 +320,6 @@ class PlanSettings(CaseSettings):
         None, description="Write the best layout for Kubernetes: one file if it ends in .yaml, else a kustomize folder."
     )
     force: bool = Field(False, description="Write the manifest of a layout that misses the rate, too.")
-    manifest_layout: int = Field(1, ge=1, description="Layout to write: 1 is the best.")
     manifest_model_path: str | None = Field(
         None, description="Folder of the model in the containers, on the volume at /models; default: /models/NAME."
-    )
-    manifest_image: str | None = Field(
-        None, min_length=1, description="Image of the containers; default: the one that the manifests name."
     )

@@ -74,14 +74,11 @@ class SimulateSettings(CaseSettings):
     rate: str | None = Field(
         None, description="Session arrivals per second (Poisson), comma-separated; default: the trace's own arrivals."
     )
-    dispatch_s: float = Field(0.0, ge=0, description="Seconds from the client's request to the entry in a queue.")
-    hand_over_s: float = Field(0.0, ge=0, description="Seconds from a remote first token to the decode worker's read.")
-    kv_read_s: float = Field(0.0, ge=0, description="Seconds of a KV read in addition to the transfer.")
-    hand_over_pass: bool = Field(
-        True, description="The last tokens of a remote prefill take a pass of their own, as in SGLang."
+    gpus_per_host: int = Field(
+        0,
+        ge=0,
+        description="GPUs of a host, whose workers load each other's KV in place. 0: all KV goes over the network.",
     )
-    state_delay_s: float = Field(0.0, ge=0, description="Longest delay in seconds until coordinators see changes.")
-    coordinators: int = Field(1, ge=1, description="Coordinator replicas.")
     max_wait: float = Field(
         0.0,
         ge=0,

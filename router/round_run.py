@@ -289,7 +289,7 @@ class RoundRun:
         if worker_id is None:
             return None
         view = self._services.access.view.worker(worker_id)
-        return worker_id, view.parallelism.tp if view else None
+        return (worker_id, view.parallelism.tp, view.parallelism.host) if view else (worker_id, None, "")
 
     # -- what workers tell
 

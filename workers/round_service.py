@@ -49,20 +49,18 @@ class KvReads:
         self._timeout_s = timeout_s
         self._begun = self._running = 0
 
-    async def read(
-        self, progress: RoundProgress, source: str, expected_tokens: int, source_tp: int | None = None
-    ) -> KvFetch | None:
-        """Read what is missing here of a prompt's KV from the worker `source`; None: it is computed here instead.
+    async def read(self, progress: RoundProgress, source: Source, expected_tokens: int) -> KvFetch | None:
+        """Read what is missing here of a prompt's KV from another worker; None: it is computed here instead.
 
         Args:
             expected_tokens: of the prompt's KV, from its start, that the source is expected to hold.
-            source_tp: tensor parallelism of the source; None: as here.
         """
         kv, info = self._engine.kv, self._engine.info
         prompt_tokens, page = progress.prompt_tokens, info.page_size_tokens
         keys = progress.page_keys[: reusable_tokens(prompt_tokens, prompt_tokens, page) // page]
         held_tokens = kv.protect(progress.rid, keys)
-        peer = info.parallelism if source_tp is None else Parallelism(source_tp)
+        worker_id, tp, host = source
+        peer = Parallelism(info.parallelism.tp if tp is None else tp, host=host)
         if not reading_pays(prompt_tokens, held_tokens, expected_tokens, self._model, info.parallelism, peer):
             return None
         timeout_s = longest_read_s(self._timeout_s, held_tokens, expected_tokens, self._model, info.parallelism, peer)
@@ -70,10 +68,11 @@ class KvReads:
         self._running += 1
         number, is_alone = self._begun, self._running == 1
         try:
-            fetched = await kv.fetch(progress.rid, keys, held_tokens, source, timeout_s, expected_tokens)
+            fetched = await kv.fetch(progress.rid, keys, held_tokens, worker_id, timeout_s, expected_tokens)
         finally:
             self._running -= 1
-        if is_alone and self._begun == number and fetched.error is None:
+        is_moved = not peer.shares_host(info.parallelism)
+        if is_alone and self._begun == number and fetched.error is None and is_moved:
             self._measured(fetched, peer)
         return fetched
 
@@ -308,10 +307,9 @@ class RoundService:
     async def _fetch(self, progress: RoundProgress, source: Source | None, part: str, expected_tokens: int) -> None:
         if source is None:
             return
-        worker_id, tp = source
-        if fetched := await self._reads.read(progress, worker_id, expected_tokens, tp):
+        if fetched := await self._reads.read(progress, source, expected_tokens):
             progress.fetched = fetched
-            self._events.kv_read(worker_id, part, fetched)
+            self._events.kv_read(source[0], part, fetched)
 
     async def _slot(self, place: QueuePlace, progress: RoundProgress) -> None:
         """Wait for room in the engine."""

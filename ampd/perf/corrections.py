@@ -52,7 +52,7 @@ class CorrectedModel(PerformanceModel):
 
     def __init__(self, model: PerformanceModel, parallelism: Parallelism) -> None:
         self.model = model
-        self.parallelism = Parallelism(parallelism.tp)
+        self.parallelism = Parallelism(parallelism.tp, host=parallelism.host)
         self._factors = [1.0] * len(KINDS)
         self._logs = [0.0] * len(KINDS)  # means of what was measured, without the prior
         self._weights_s = [0.0] * len(KINDS)
@@ -103,7 +103,7 @@ class CorrectedModel(PerformanceModel):
         logs = [self._with_prior(each) for each in range(len(KINDS))]
         if any(abs(new - log(old)) >= _STEP_LOG for new, old in zip(logs, self._factors, strict=True)):
             self._factors = [round(_bounded(exp(each)), 4) for each in logs]
-            self.parallelism = Parallelism(self.parallelism.tp, Factors(*self._factors))
+            self.parallelism = Parallelism(self.parallelism.tp, Factors(*self._factors), self.parallelism.host)
 
     def _with_prior(self, kind: int) -> float:
         """The logarithm of a factor. Its prior is its twin's, or that the model is right."""

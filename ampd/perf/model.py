@@ -54,7 +54,10 @@ class PerformanceModel(ABC):
 
     @abstractmethod
     def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
-        """Time to move the KV of `tokens` between two workers; 0 when `tokens` is 0."""
+        """Time until KV of `tokens` of another worker can be loaded to the devices; 0 when `tokens` is 0.
+
+        On one host it is loaded from where it lies.
+        """
 
     @abstractmethod
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:

@@ -5,7 +5,7 @@ segment the times are
 
     prefill   alpha + beta * incr + gamma * incr * (hist + incr / 2) + history * hist + history2 * hist^2
     decode    alpha + beta * batch + context * tokens
-    transfer  alpha + beta * tokens
+    transfer  alpha + beta * tokens; on one host alpha, and the time to verify the bytes of the tokens
     reload    beta * tokens, from the bytes of a token on one GPU and the rate of its link to the host
 
 `gamma` is the cost of attention: the k-th new token attends to hist + k tokens. An empty request takes no time.
@@ -30,6 +30,9 @@ from ampd.perf.profile import (
     TransferCurve,
 )
 from ampd.types import Parallelism
+
+_VERIFIED_BYTES_PER_S = 50e9
+"""Checksums of records in the memory of the host, in four threads."""
 
 _Starts = tuple[int, ...]
 
@@ -119,6 +122,8 @@ class PiecewiseModel(PerformanceModel):
             line = self._transfer[source.tp, target.tp]
         except KeyError:
             raise self._lacks_pair(source, target) from None
+        if source.shares_host(target):
+            return line.at(0) + tokens * (self.profile.kv_bytes_per_token or 0) / _VERIFIED_BYTES_PER_S
         return target.factors.read * line.at(tokens)
 
     def reload_s(self, tokens: int, parallelism: Parallelism) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -31,21 +31,14 @@ def heartbeat_s(lease_s: float) -> float:
     return lease_s / 3
 
 
-def merge(
-    view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str], held: Mapping[str, int] | None = None
-) -> WorkerView:
-    """The view with `entered` tasks appended, `done` task ids removed, and the tokens of `held` sessions (0: none)."""
-    left = [task for task in view.queue if task.task_id in done] if done else []
-    stays = [task for task in view.queue if task.task_id not in done] if left else list(view.queue)
+def merge(view: WorkerView, entered: Iterable[PrefillTask], done: Collection[str]) -> WorkerView:
+    """The view with `entered` tasks appended, and `done` task ids removed."""
+    stays = [task for task in view.queue if task.task_id not in done]
     known = {task.task_id for task in stays}
     more = [task for task in entered if task.task_id not in known and task.task_id not in done]
-    queue = view.queue
-    if left or more:
-        queue = Queue([*stays, *more])
-    held_tokens = view.held_tokens
-    if held:
-        held_tokens = {session_id: tokens for session_id, tokens in {**held_tokens, **held}.items() if tokens > 0}
-    return replace(view, queue=queue, held_tokens=held_tokens)
+    if not more and len(stays) == len(view.queue):
+        return view
+    return replace(view, queue=Queue([*stays, *more]))
 
 
 # -- One worker in the local copy: its last publication, and what was reported since, kept up to date report by report
@@ -62,7 +55,7 @@ class KnownWorker:
         model: predicts the times of the queue; None: nothing is predicted.
 
     Attributes:
-        published: the view that the worker published last, with its later reports of the decode batch.
+        published: the view that the worker published last, with its later reports.
         deadline_s: the end of its lease.
         proof_s: a publication of its role at this time or later proves that its own would have arrived.
         suspect_until_s: it is left out until then.
@@ -71,7 +64,6 @@ class KnownWorker:
     __slots__ = (
         "_done",
         "_entered",
-        "_held_tokens",
         "_model",
         "_view",
         "deadline_s",
@@ -86,7 +78,6 @@ class KnownWorker:
         self._model = model
         self._entered: dict[str, tuple[float, PrefillTask]] = {}
         self._done: dict[str, float] = {}
-        self._held_tokens = view.held_tokens
         self._view: WorkerView | None = None
         self._predict()
 
@@ -108,7 +99,6 @@ class KnownWorker:
                 del self._entered[task_id]
                 lost_tasks += not has_rest
         self.published = view
-        self._held_tokens = view.held_tokens
         self._view = None
         self._predict()
         return lost_tasks
@@ -129,10 +119,10 @@ class KnownWorker:
     def finish(self, task_id: str, now_s: float) -> None:
         """A prefill is done. A view that was written before does not bring it back."""
         self._entered.pop(task_id, None)
-        # A worker that has died lists its prefills until its lease is over.
-        listed = {task.task_id for task in self.published.queue} if self._done else ()
-        kept = {known: at_s for known, at_s in self._done.items() if now_s - at_s <= QUEUE_GRACE_S or known in listed}
-        self._done = kept
+        while self._done and now_s - self._done[oldest := next(iter(self._done))] > QUEUE_GRACE_S:
+            if any(task.task_id == oldest for task in self.published.queue):
+                break  # a worker that has died lists its prefills until its lease is over
+            del self._done[oldest]
         self._done[task_id] = now_s
         self._view = None
 
@@ -145,10 +135,10 @@ class KnownWorker:
 
     def hold(self, session_id: str, tokens: int) -> None:
         """The worker holds the KV of this many tokens of a session."""
-        held_tokens = {**self._held_tokens, session_id: tokens}
+        held_tokens = {**self.published.held_tokens, session_id: tokens}
         if tokens <= 0:
             del held_tokens[session_id]
-        self._held_tokens = held_tokens
+        self.published = replace(self.published, held_tokens=held_tokens)
         self._view = None
 
     def decode(self, rounds: int, context_tokens: int) -> None:
@@ -159,6 +149,5 @@ class KnownWorker:
     def view(self) -> WorkerView:
         """The worker with all reports."""
         if self._view is None:
-            whole = merge(self.published, [task for _, task in self._entered.values()], self._done)
-            self._view = replace(whole, held_tokens=self._held_tokens)
+            self._view = merge(self.published, [task for _, task in self._entered.values()], self._done)
         return self._view

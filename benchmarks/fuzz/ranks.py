@@ -99,11 +99,11 @@ def _receive_in_rank(data: bytes) -> None:
             assert [report.number for report in reports] == ([0] if number == 0 and records is not None else [])
             assert list(queue.completed) == ([records is not None] if number == 0 else [])
             assert set(writer.slots) <= set(_SLOTS)
-        case Allow(_, rid, records):
-            loadable.allow(rid, records)
-            assert loadable.of(rid).keys() == records.keys()
+        case Allow(_, rid, records, until_s):
+            assert loadable.allow(rid, records, until_s, 0)
+            assert loadable.of(rid).records.keys() == records.keys()
             assert loadable.drop(rid, 1)
-            assert not loadable.of(rid)
+            assert not loadable.of(rid).records
 
 
 def _receive_in_worker(data: bytes) -> None:

@@ -107,7 +107,6 @@ class Deployment:
         kv_cache_dtype: format of the KV, as SGLang names it; None: the model's.
         store_gib_per_gpu: size of the KV stores.
         policy_modules: `AMPD_POLICY_MODULES` of the plan; empty: none.
-        image: None leaves the base's.
         annotations: the plan's expectations, for the graph object.
     """
 
@@ -124,7 +123,6 @@ class Deployment:
     kv_cache_dtype: str | None = None
     store_gib_per_gpu: float = STORE_GIB_PER_GPU
     policy_modules: str = ""
-    image: str | None = None
     annotations: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -182,9 +180,6 @@ def _graph(deployment: Deployment, base: Object, data: Mapping[str, Mapping[str,
         environment[MODULES_VARIABLE] = deployment.policy_modules
     spec["env"] = with_environment(spec["env"], environment)
     spec["components"] = _components(deployment, spec["components"], data)
-    if deployment.image is not None:
-        for component in spec["components"]:
-            main_container(component)["image"] = deployment.image
     return graph
 
 
@@ -275,14 +270,14 @@ PREFIX = "ampd.dev/"
 
 
 def expectations(
-    result: Mapping[str, Any], index: int, version: str, model: str | None = None, gpu: str | None = None
+    result: Mapping[str, Any], version: str, model: str | None = None, gpu: str | None = None
 ) -> dict[str, str]:
-    """Annotations of the layout at `index` of a plan's result (the object that `--json` prints).
+    """Annotations of the best layout of a plan's result (the object that `--json` prints).
 
     `model`, `gpu`: the presets of the plan; None: the names in the performance model. Values are strings, because
     Kubernetes requires it, in the units of their names. Unknown values (ITL if every round has one token) are left out.
     """
-    layout, source = result["layouts"][index], result["performance_model"]
+    layout, source = result["layouts"][0], result["performance_model"]
     simulated = layout["simulated"]
     values = {
         "version": version,
@@ -293,7 +288,6 @@ def expectations(
         "rate-sessions-per-second": result["rate"],
         "seed": result["seed"],
         "layout": layout_label(layout),
-        "layout-rank": index + 1,
         "gpus": layout["gpus"],
         "objective": layout["objective"],
         "headroom": layout["headroom"],
@@ -353,8 +347,6 @@ def check_flags(settings: PlanSettings) -> None:
     """
     if settings.output_manifest is None:
         return
-    if settings.manifest_layout > settings.top:
-        raise UserError(f"--manifest-layout: {settings.manifest_layout} is more than the {settings.top} of --top")
     if settings.manifest_model_path is not None and not _is_on_volume(settings.manifest_model_path):
         raise UserError(
             f"--manifest-model-path: {settings.manifest_model_path} is not a folder below {MODELS_MOUNT}, where the "
@@ -377,20 +369,18 @@ def write_plan(
         its head, and the warnings in its annotations.
 
     Raises:
-        UserError: there is no such layout, or the manifest cannot be written.
-        RunError: the layout misses the planned rate, and there is no `--force`.
+        UserError: the manifest cannot be written.
+        RunError: there is no layout, or it misses the planned rate and there is no `--force`.
     """
     path = settings.output_manifest
     if path is None:
         return [], []
-    if settings.manifest_layout > len(layouts):
-        raise UserError(
-            f"--manifest-layout: there is no layout {settings.manifest_layout}, the plan has {len(layouts)}"
-        )
-    planned = result["layouts"][settings.manifest_layout - 1]
+    if not layouts:
+        raise RunError(f"ampd plan: {path} is not written: the plan has no layout")
+    planned = result["layouts"][0]
     if not settings.force and (missed := miss(planned)) is not None:
         raise RunError(f"ampd plan: {path} is not written: {missed} (or give --force)")
-    deployment = _deployment(settings, layouts[settings.manifest_layout - 1], model, result)
+    deployment = _deployment(settings, layouts[0], model, result)
     warnings = _warnings(deployment, planned)
     warnings += _context_warnings(settings)
     deployment = replace(deployment, annotations=with_warnings(deployment.annotations, warnings))
@@ -426,8 +416,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         kv_cache_dtype=None if settings.kv_cache_dtype is KvFormat.AUTO else settings.kv_cache_dtype,
         store_gib_per_gpu=settings.kv_store_gib_per_gpu or STORE_GIB_PER_GPU,
         policy_modules=os.environ.get(MODULES_VARIABLE, ""),
-        image=settings.manifest_image,
-        annotations=expectations(result, settings.manifest_layout - 1, version("ampd"), preset, settings.gpu),
+        annotations=expectations(result, version("ampd"), preset, settings.gpu),
     )
 
 
@@ -449,10 +438,10 @@ def _is_on_volume(path: str) -> bool:
 
 
 def _needs(deployment: Deployment, path: Path) -> list[str]:
-    image = "" if deployment.image else "your image in place of `ampd` (`images:` of an overlay, or --manifest-image), "
     return [
-        f"It needs Dynamo's operator, {image}and in the namespace the volume claim `ampd-models`",
-        f"({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}, and two Secrets:",
+        "It needs Dynamo's operator, your image in place of `ampd` (`images:` of an overlay), and in the namespace the",
+        f"volume claim `ampd-models` ({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}, and two "
+        "Secrets:",
         *SECRETS,
         f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path}",
     ]

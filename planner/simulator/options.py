@@ -140,6 +140,8 @@ class SimulationOptions:
         page_size_tokens: KV is held and moved in whole pages of this size.
         dispatch_s: from the client's request to the entry in a queue (frontend, coordinator, one hop).
         hand_over_s: from the first token at a prefill worker to the decode worker's read of the increment.
+        gpus_per_host: workers fill hosts of so many GPUs in their order (prefill, decode, mixed). Those of one host
+            load each other's KV in place; 0: all KV goes over the network.
         kv_read_s: time of a KV read apart from the transfer (finding the pages at the peer).
         hand_over_pass: the last tokens of a round that was prefilled elsewhere take a prefill pass of their own at the
             decode worker (as in SGLang); else the next decode step computes them.
@@ -166,6 +168,7 @@ class SimulationOptions:
     page_size_tokens: int = PAGE_TOKENS
     dispatch_s: float = 0.0
     hand_over_s: float = 0.0
+    gpus_per_host: int = 0
     kv_read_s: float = 0.0
     hand_over_pass: bool = True
     state_delay_s: float = 0.0

@@ -75,12 +75,16 @@ class Links:
             if self._spans is not None:
                 detail: dict[str, Any] = {"session": session_id, "tokens": tokens, "from": source.worker_id}
                 self._spans.append(Span(target.worker_id, "kv-in", kind, started_s, self._loop.now_s, detail))
-            if target.times is not None and transfer.was_alone:
+            if transfer is not None and transfer.was_alone and target.times is not None:
                 predicted_s = target.times.kv_transfer_s(tokens, source.parallelism, target.parallelism)
                 target.times.measured(READ, predicted_s, self._loop.now_s - started_s - self._kv_read_s)
             arrived()
 
-        transfer = self.start(source.worker_id, target.worker_id, seconds, done)
+        transfer: Transfer | None = None
+        if source.parallelism.shares_host(target.parallelism):
+            self._loop.at(started_s + seconds, lambda _: done())
+        else:
+            transfer = self.start(source.worker_id, target.worker_id, seconds, done)
 
     def start(self, source: str, target: str, seconds: float, done: Callable[[], None]) -> Transfer:
         """Begin a transfer that takes `seconds` alone on its links; `done()` is called at its end."""

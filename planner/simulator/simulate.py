@@ -53,11 +53,13 @@ def simulate(
         spans=[] if options.keeps_timeline else None,
     )
     loop = world.loop
-    workers = [
-        SimulatedWorker(f"{role}-{number}", role, group, world)
-        for role, groups in cluster.groups.items()
-        for number, group in enumerate(group for group in groups for _ in range(group.replicas))
-    ]
+    workers: list[SimulatedWorker] = []
+    gpus = 0
+    for role, groups in cluster.groups.items():
+        for number, replica in enumerate(group for group in groups for _ in range(group.replicas)):
+            host = str(gpus // options.gpus_per_host) if options.gpus_per_host else ""
+            workers.append(SimulatedWorker(f"{role}-{number}", role, replica, world, host))
+            gpus += replica.parallelism.tp
     views = Views(workers, loop)
     if options.state_delay_s or options.coordinators > 1:
         views = DelayedViews(workers, loop, options.state_delay_s, options.coordinators)

@@ -33,8 +33,8 @@ class SimulatedWorker:
         on_change: called when the queue, the batch or the sessions here have changed; None: nothing is called.
     """
 
-    def __init__(self, worker_id: str, role: Role, group: ReplicaGroup, world: World) -> None:
-        options, parallelism = world.options, group.parallelism
+    def __init__(self, worker_id: str, role: Role, group: ReplicaGroup, world: World, host: str = "") -> None:
+        options, parallelism = world.options, Parallelism(group.parallelism.tp, host=host)
         self.worker_id = worker_id
         self.role = role
         self.label = ""

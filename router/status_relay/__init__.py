@@ -1,1 +1,1 @@
-"""Dynamo's frontend behind a relay that adds `Retry-After`, names sessions, and bounds what a client may send."""
+"""Dynamo's frontend behind a relay that mends requests and answers, names sessions, and bounds what clients send."""

@@ -11,8 +11,9 @@ from aiohttp import web
 
 from ampd.wire import retry_after_s
 
-MESSAGES, MODELS = "/v1/messages", "/v1/models"
-SERVING_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", MESSAGES)
+CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+COMPLETIONS, MODELS = "/v1/completions", "/v1/models"
+SERVING_PATHS = (CHATS, COMPLETIONS, "/v1/embeddings", RESPONSES, MESSAGES)
 
 _INVALID = "invalid_request_error"
 _TYPES = {

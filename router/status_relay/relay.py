@@ -2,7 +2,7 @@
 
 An error whose message names a time gets `Retry-After`, because a coordinator gives the frontend a message and no
 headers, and so does every 503. A 404 of a model that is on its way is a 503. Health is told without the ids and the
-addresses of the graph.
+addresses of the graph. Sessions get the names that their clients give them elsewhere (`sessions`). Requests that the frontend refuses are mended (`mending`), and so are cut calls (`cut_calls`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
-from aiohttp import StreamReader, web
+from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from ampd.keys import SESSION_HEADER
 from ampd.wire import COORDINATOR_COMPONENT, retry_after_s, with_retry_after
-from router.status_relay.api import MODELS, SERVING_PATHS, Refused, error_message, error_response
+from router.status_relay.api import (
+    CHATS,
+    COMPLETIONS,
+    MESSAGES,
+    MODELS,
+    RESPONSES,
+    SERVING_PATHS,
+    Refused,
+    error_message,
+    error_response,
+)
+from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_body
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
+from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible
 from router.status_relay.sessions import SOURCES, SessionNames, Source, without_changing_line
 
 _OF_ONE_CONNECTION = frozenset(
@@ -147,17 +159,14 @@ HEALTH_PATH = "/health"
 
 _CONNECT_TIMEOUT_S = 5.0
 _WRONG, _TOO_LARGE, _UNAVAILABLE = 400, 413, 503
+_REFUSED = (400, 501)
+"""Statuses of requests that may be mended. The frontend refuses them before it has called a coordinator."""
+_MOST_MENDS = 4
+"""The frontend tells the first thing that it refuses only."""
 _OF_THE_PATH = (404, 405)
 """Statuses that a request has whatever its body is."""
 
 _SOON_S = 1
-
-_MOST_READ_BYTES = 8 << 20
-"""Of a body that is looked at before it goes on. It holds two million tokens."""
-
-_PART_BYTES = 256 << 10
-
-_Body = StreamReader | AsyncIterator[bytes] | None
 
 _LAST_BYTES_S = 5.0
 """For clients that read slowly, when the frontend has ended."""
@@ -225,39 +234,57 @@ class Relay:
         if wrong := _wrong_head(request):
             return error_response(request.path, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
-        headers, body = await self._forwarded(request)
-        assert self._session is not None
-        assert self._models is not None
         try:
-            async with self._session.request(
-                request.method, url, headers=headers, data=body, allow_redirects=False
-            ) as answer:
-                _acknowledge(answer)
-                if answer.status != HTTPStatus.NOT_FOUND:
-                    self._models.answered(request.path)
-                if request.path == self._health_path:
-                    return web.json_response(public_health(await answer.read()), status=answer.status)
-                if answer.status >= HTTPStatus.BAD_REQUEST:
-                    return await self._error(request, answer)
-                return await _passed_on(request, answer)
+            return await self._answered(request, url)
         except aiohttp.ClientConnectorError:
             return error_response(request.path, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
-            return error_response(request.path, await self._lost(request, url, headers))
+            return error_response(request.path, await self._lost(request, url))
 
-    async def _forwarded(self, request: web.Request) -> tuple[CIMultiDict[str], _Body]:
-        """A request's headers, with the name of its session for Dynamo, and its body."""
+    async def _answered(self, request: web.Request, url: URL) -> web.StreamResponse:
+        """The frontend's answer. A request that it refuses is mended and sent again, where that is possible."""
+        body = await _whole_body(request)
+        if not isinstance(body, bytes):
+            async with self._asked(request, url, self._names.of(request.headers), body) as answer:
+                return await self._told(request, answer)
+        session, body = self._names.of(request.headers, body), without_changing_line(body)
+        mends = 0
+        while True:
+            sent, stops = stops_made_visible(request.path, body)
+            async with self._asked(request, url, session, sent) as answer:
+                if answer.status not in _REFUSED or mends == _MOST_MENDS:
+                    sent = body = b""
+                    return await self._told(request, answer, stops)
+                try:
+                    mended = mended_request(request.path, body, error_message(await answer.read()) or "")
+                except CannotMendError as error:
+                    return error_response(request.path, Refused(_WRONG, str(error)))
+                if mended is None:
+                    return await self._told(request, answer)
+            body, mends = mended, mends + 1
+
+    def _asked(self, request: web.Request, url: URL, session: str, body: Any) -> Any:
+        assert self._session is not None
         headers = passed_on(request.headers)
-        is_round = request.method == "POST" and request.path in SERVING_PATHS
-        read, rest = await _read(request) if is_round else (b"", request.content)
-        if name := self._names.of(request.headers, read if rest is None else b""):
-            headers[SESSION_HEADER] = name
-        if not read:
-            return headers, rest if request.body_exists else None
-        body = read if rest else without_changing_line(read)
-        if body is not read and "content-length" in headers:
+        if session:
+            headers[SESSION_HEADER] = session
+        if isinstance(body, bytes):
             headers["content-length"] = str(len(body))
-        return headers, _in_parts(body, rest)
+            body = _in_parts(body)
+        return self._session.request(request.method, url, headers=headers, data=body, allow_redirects=False)
+
+    async def _told(
+        self, request: web.Request, answer: aiohttp.ClientResponse, stops: Sequence[str] = ()
+    ) -> web.StreamResponse:
+        assert self._models is not None
+        _acknowledge(answer)
+        if answer.status != HTTPStatus.NOT_FOUND:
+            self._models.answered(request.path)
+        if request.path == self._health_path:
+            return web.json_response(public_health(await answer.read()), status=answer.status)
+        if answer.status >= HTTPStatus.BAD_REQUEST:
+            return await self._error(request, answer)
+        return await _passed_on(request, answer, stops)
 
     async def _error(self, request: web.Request, answer: aiohttp.ClientResponse) -> web.Response:
         """An error of the frontend, or what to say instead."""
@@ -277,15 +304,17 @@ class Relay:
             seconds = _SOON_S  # as where a coordinator was lost a moment ago
         if seconds is not None:
             headers["Retry-After"] = str(seconds)
-        return web.Response(status=answer.status, body=body, headers=headers)
+        # Libraries send a request again after 501, which would be in vain.
+        status = _WRONG if answer.status == HTTPStatus.NOT_IMPLEMENTED else answer.status
+        return web.Response(status=status, body=body, headers=headers)
 
     def _too_large(self) -> Refused:
         limit = f"{self._body_limit_bytes >> 20} MB (DYN_HTTP_BODY_LIMIT_MB)"
         return Refused(_TOO_LARGE, f"the body is larger than {limit}; shorten the request")
 
-    async def _lost(self, request: web.Request, url: URL, headers: CIMultiDict[str]) -> Refused:
+    async def _lost(self, request: web.Request, url: URL) -> Refused:
         """Why there is no answer. One that the frontend gives before the end of a long body may be lost."""
-        if request.body_exists and (status := await self._status_without_body(request, url, headers)) in _OF_THE_PATH:
+        if request.body_exists and (status := await self._status_without_body(request, url)) in _OF_THE_PATH:
             return Refused(status, f"{HTTPStatus(status).phrase}: {request.method} {request.path}")
         body_bytes = max(request.content_length or 0, request.content.total_bytes)
         if body_bytes > self._body_limit_bytes:
@@ -293,35 +322,15 @@ class Relay:
         message = "the frontend ended before it answered; send the request again"
         return Refused(_UNAVAILABLE, with_retry_after(message, _SOON_S))
 
-    async def _status_without_body(self, request: web.Request, url: URL, headers: CIMultiDict[str]) -> int:
+    async def _status_without_body(self, request: web.Request, url: URL) -> int:
         """The status of the same request without a body; 0: no answer again."""
         assert self._session is not None
+        headers = passed_on(request.headers)
         headers.popall("content-length", None)
         with suppress(aiohttp.ClientError):
             async with self._session.request(request.method, url, headers=headers, allow_redirects=False) as answer:
                 return answer.status
         return 0
-
-
-async def _read(request: web.Request) -> tuple[bytes, StreamReader | None]:
-    """A body, and None; or the beginning of one that is not read here, and the rest of it."""
-    content = request.content
-    if request.headers.get("content-encoding", "identity").lower() != "identity":
-        return b"", content
-    parts, size = [], 0
-    while size < _MOST_READ_BYTES and (part := await content.readany()):
-        parts.append(part)
-        size += len(part)
-    return b"".join(parts), None if content.at_eof() else content
-
-
-async def _in_parts(read: bytes, rest: StreamReader | None) -> AsyncIterator[bytes]:
-    """A body in parts, because a large one would hold up all others."""
-    for start in range(0, len(read), _PART_BYTES):
-        yield read[start : start + _PART_BYTES]
-    if rest is not None:
-        async for part in rest.iter_any():
-            yield part
 
 
 def _wrong_head(request: web.Request) -> str | None:
@@ -360,12 +369,61 @@ def _acknowledge(answer: aiohttp.ClientResponse) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-    response = web.StreamResponse(status=answer.status, headers=passed_on(answer.headers))
+_READ_PATHS = (CHATS, COMPLETIONS, RESPONSES, MESSAGES)
+_MOST_READ_BYTES = 16 << 20
+"""A longer body is sent on as it comes, and is not mended."""
+_PART_BYTES = 256 << 10
+
+
+async def _whole_body(request: web.Request) -> bytes | AsyncIterator[bytes] | None:
+    """The body of a request, whole if it is one that may be mended."""
+    if not request.body_exists:
+        return None
+    if request.path not in _READ_PATHS or "content-encoding" in request.headers:
+        return request.content.iter_any()
+    parts, size = [], 0
+    async for part in request.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _MOST_READ_BYTES:
+            return _chained(parts, request.content.iter_any())
+    return b"".join(parts)
+
+
+async def _in_parts(body: bytes) -> AsyncIterator[memoryview]:
+    """So that the library does not copy a long body at once, while other requests wait."""
+    view = memoryview(body)
+    for start in range(0, len(body), _PART_BYTES):
+        yield view[start : start + _PART_BYTES]
+
+
+async def _chained(parts: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+    parts.clear()
+    async for part in rest:
+        yield part
+
+
+async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse, stops: Sequence[str]) -> web.StreamResponse:
+    is_mended = request.method == "POST" and may_have_calls(request.path)
+    is_stream = answer.content_type == "text/event-stream"
+    headers = passed_on(answer.headers)
+    if is_mended and not is_stream:
+        body = mended_body(request.path, await answer.read(), stops)
+        headers.popall("content-length", None)
+        return web.Response(status=answer.status, body=body, headers=headers)
+    stream = MendedStream(request.path, stops) if is_mended else None
+    response = web.StreamResponse(status=answer.status, headers=headers)
     try:
         await response.prepare(request)
         async for part in answer.content.iter_any():
-            await response.write(part)
+            if part := stream.passed_on(part) if stream else part:
+                await response.write(part)
+            if stream and stream.is_stopped:
+                break
+        if stream and (rest := stream.end()):
+            await response.write(rest)
         await response.write_eof()
     except aiohttp.ClientError:  # the frontend has died, or the client has gone
         if request.transport is not None:

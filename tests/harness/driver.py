@@ -113,7 +113,7 @@ def message(
             "slo": {"ttft_s": 1.0, "itl_s": 0.1},
         },
         "prompt": pack_tokens(token_ids),
-        "source": (source, None) if source else None,
+        "source": (source, None, "") if source else None,
         "is_prefilled": source is not None,
         "request": {"stop_conditions": stop},
     }

@@ -157,7 +157,7 @@ def test_malformed_trace_line_names_file_and_line(tmp_path: Path) -> None:
     "command",
     [
         ("replay", "tau-bench-airline", "--time-scale", "inf"),
-        ("simulate", "tau-bench-airline", "--perf", "tiny-cpu", "--dispatch-s", "inf"),
+        ("simulate", "tau-bench-airline", "--perf", "tiny-cpu", "--max-wait", "inf"),
         ("trace", "generate", "gaia", "--tool-s", "inf", "--output", "trace.jsonl"),
     ],
 )

@@ -95,21 +95,6 @@ def test_a_budget_that_is_over_gives_the_programmes_layout_and_says_so(
 
 
 @pytest.mark.slow
-def test_a_plan_without_the_layout_that_its_manifest_wants_is_still_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    flags = [*FIRST, "--gpus", "1", "--rate", "3", "--degrees", "1", "--jobs", "1", "--json"]
-    argv = [*TAU, *flags, "--output-manifest", str(tmp_path / "plan.yaml"), "--manifest-layout", "2"]
-    assert main([*argv, "--report", str(tmp_path / "plan.html")]) == 2
-    out, err = capsys.readouterr()
-    plan = json.loads(out)
-    assert len(plan["layouts"]) == 1
-    assert plan["manifest"] is None
-    assert err.splitlines()[-1].endswith("--manifest-layout: there is no layout 2, the plan has 1")
-    assert plan["summary"] in (tmp_path / "plan.html").read_text()
-
-
-@pytest.mark.slow
 def test_a_plan_that_misses_its_rate_ends_with_1_if_wished_and_is_not_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -156,8 +141,8 @@ def test_a_plan_without_an_answer_is_one_sentence(
         (out,) = plan["explanation"]
     assert out.startswith(sentence)
     assert len(out.splitlines()) == 1
-    assert main([*argv, "--output-manifest", str(manifest)]) == 2
-    assert "--manifest-layout: there is no layout 1, the plan has 0" in capsys.readouterr().err
+    assert main([*argv, "--output-manifest", str(manifest)]) == 1
+    assert "plan.yaml is not written: the plan has no layout" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -297,3 +297,14 @@ def test_the_format_of_the_kv_halves_its_bytes(capsys: pytest.CaptureFixture[str
 def test_a_profile_has_its_own_kv(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "tau-bench-airline", "--perf", "tiny-cpu", "--kv-cache-dtype", "bf16"]) == 2
     assert "leave out --model, --gpu and --kv-cache-dtype" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_simulated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100"]
+    assert main([*case, "--report", str(tmp_path / "none" / "x.html")]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "cannot be written" in err
+    assert len(err.splitlines()) == 1

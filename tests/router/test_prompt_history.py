@@ -74,7 +74,7 @@ async def test_what_the_decode_worker_holds_for_other_sessions_is_history() -> N
         _, record = await replica.round()
         assert (record["hist_tokens"], record["incr_tokens"], record["shared_tokens"]) == (48, 16, 0)
         [request] = [request for name, _, request in replica.workers.calls if name == "prefill"]
-        assert (request["source"], request["task"]["hist_tokens"]) == (("d1", 1), 48)
+        assert (request["source"], request["task"]["hist_tokens"]) == (("d1", 1, ""), 48)
 
 
 async def test_a_prefill_worker_reads_nothing_that_it_holds_for_other_sessions() -> None:

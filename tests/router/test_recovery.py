@@ -25,7 +25,7 @@ async def test_a_decode_worker_lost_in_mid_stream_is_replaced_and_reads_from_the
         assert tokens == EXPECTED
         assert (record["retries"], record["reason"], record["decode_worker"]) == (1, "resumed", "d2")
         again = [request for *call, request in replica.workers.calls if call == ["generate", "d2"]]
-        assert (again[0]["source"], again[0]["is_prefilled"]) == (("p1", 1), True)
+        assert (again[0]["source"], again[0]["is_prefilled"]) == (("p1", 1, ""), True)
         assert again[0]["prompt"] == pack_tokens(PROMPT + EXPECTED[:3])
         assert again[0]["request"]["stop_conditions"]["max_tokens"] == 2
     assert await queues(state) == {}

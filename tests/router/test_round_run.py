@@ -47,19 +47,19 @@ async def test_a_round_that_ends_at_the_prefill_worker_is_taken_over() -> None:
         tokens, _ = await replica.round(stop_conditions={"max_tokens": 1})
         assert tokens == EXPECTED[:1]
         ((_, worker_id, request),) = [call for call in replica.workers.calls if call[0] == "generate"]
-        assert (worker_id, request["source"]) == ("d1", ("p1", 1))
+        assert (worker_id, request["source"]) == ("d1", ("p1", 1, ""))
         assert request["request"]["stop_conditions"]["max_tokens"] == 0
         assert request["prompt"] == pack_tokens([*PROMPT, 64])
 
 
 async def test_workers_learn_the_parallelism_of_the_worker_that_has_the_kv() -> None:
     state = await cluster(
-        worker("d1", parallelism=Parallelism(2)), worker("p1", Role.PREFILL, parallelism=Parallelism(4))
+        worker("d1", parallelism=Parallelism(2)), worker("p1", Role.PREFILL, parallelism=Parallelism(4, host="h"))
     )
     async with Replica(state) as replica:
         await replica.round("s")
         asked = [(call, request["source"]) for call, _, request in replica.workers.calls if "task" in request]
-        assert asked == [("prefill", None), ("generate", ("p1", 4))], (
+        assert asked == [("prefill", None), ("generate", ("p1", 4, "h"))], (
             "the first round of a session has no history to read"
         )
 

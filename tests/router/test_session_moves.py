@@ -56,7 +56,7 @@ async def test_a_session_leaves_a_prefill_worker_and_reads_its_history_from_ther
         assert tokens == EXPECTED
         assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "role")
         endpoint, name, request = replica.workers.calls[0]
-        assert (endpoint, name, request["source"]) == ("generate", "d2", ("d1", 1))
+        assert (endpoint, name, request["source"]) == ("generate", "d2", ("d1", 1, ""))
         assert "is_prefilled" not in request
         assert request["task"]["hist_tokens"] == record["hist_tokens"] == len(PROMPT) - 1
         assert replica.workers.asked("kv release_session") == ["d1"]
@@ -77,7 +77,7 @@ async def test_the_old_owner_keeps_what_it_prefills_with() -> None:
         assert (record["decode_worker"], record["prefill_worker"]) == ("d2", "d1")
         (_, _, prefill), (_, _, decode) = replica.workers.calls
         assert prefill["source"] is None, "it does not read from itself"
-        assert (decode["source"], decode["is_prefilled"]) == (("d1", 1), True)
+        assert (decode["source"], decode["is_prefilled"]) == (("d1", 1, ""), True)
         assert not replica.workers.asked("kv release_session")
 
 
@@ -135,7 +135,7 @@ async def test_a_round_that_loses_its_new_owner_reads_the_history_at_the_next_on
         tokens, record = await replica.round()
         assert tokens == EXPECTED
         assert (record["decode_worker"], record["epoch"], record["retries"]) == ("d3", 3, 1)
-        assert [request["source"] for _, name, request in replica.workers.calls if name == "d3"] == [("d1", 1)]
+        assert [request["source"] for _, name, request in replica.workers.calls if name == "d3"] == [("d1", 1, "")]
         assert replica.workers.asked("kv release_session") == ["d1"]
 
 
@@ -222,7 +222,7 @@ async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_
         _, record = await late.round()
         assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
         request = [request for name, _, request in late.workers.calls if name == "generate"][-1]
-        assert request["source"] == ("d1", 1)
+        assert request["source"] == ("d1", 1, "")
         assert record["hist_tokens"] == len(PROMPT) - 1
         assert late.workers.asked("kv release_session") == ["d1"]
 
@@ -246,7 +246,7 @@ async def test_a_history_that_a_move_has_not_brought_comes_with_the_next_round()
             _, record = await replica.round()
             assert (record["decode_worker"], record["epoch"], record["move_reason"]) == ("d2", 2, "")
             [request] = [request for name, _, request in replica.workers.calls if name == "generate"]
-            assert request["source"] == (history and (history, 1))
+            assert request["source"] == (history and (history, 1, ""))
             assert replica.workers.asked("kv release_session") == ([history] if history else [])
 
 

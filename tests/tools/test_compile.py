@@ -46,7 +46,7 @@ SIMULATIONS = {
     "taichi": f"{FEW_MIXED} --mixed 2xTP2 --decode 2xTP2 --routing taichi --ordering fcfs --slicing taichi"
     " --binding taichi",
 }
-"""Name -> arguments of `ampd simulate`."""
+"""Name -> arguments of `benchmarks.detailed_simulation`."""
 
 PLANS = {
     "plan": "tau-bench-airline --limit 60 --model qwen3-32b --gpu h20 --gpus 4 --degrees 1,2 --rate 1 --ttft 0.5"
@@ -58,6 +58,7 @@ PROGRAM = """
 import contextlib, hashlib, io, json, sys
 from ampd import compiled
 from ampd.cli.main import main
+from benchmarks.detailed_simulation import detailed_result
 from planner.layout import plan, search
 from planner.layout.trial import Horizon
 
@@ -80,8 +81,8 @@ def printed(*words):
 simulations, plans = json.loads(sys.argv[1])
 texts = {name: printed("plan", *words.split()) for name, words in plans.items()}
 for name, words in simulations.items():
-    texts[name] = printed("simulate", *words.split(), "--jobs", "1", "--timeline", "timeline.json")
-    texts[name] += open("timeline.json").read()
+    with contextlib.redirect_stderr(io.StringIO()):
+        texts[name] = json.dumps(detailed_result([*words.split(), "--jobs", "1"]), sort_keys=True)
 digests = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 print(json.dumps({"state": compiled.state(), "asserts": __debug__, "digests": digests}))
 """
@@ -97,7 +98,7 @@ NEEDS_COMPILER = pytest.mark.skipif(
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the packages with a build beside it."""
     folder = tmp_path_factory.mktemp("copy")
-    for package in (*compiling.PACKAGES, "tools", "router", "workers"):
+    for package in (*compiling.PACKAGES, "benchmarks", "tools", "router", "workers"):
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
     # Without optimization the compiler takes a fifth of the time, and floating point is the same.
     run(folder, "-m", "tools.compile", "--optimization", "0")

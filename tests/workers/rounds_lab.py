@@ -77,7 +77,7 @@ def message(
             "slo": {"ttft_s": ttft_s, "itl_s": itl_s},
         },
         "prompt": pack_tokens(prompt),
-        "source": (source, None) if source else None,
+        "source": (source, None, "") if source else None,
         "is_prefilled": source is not None,
         "request": {"stop_conditions": {"max_tokens": new}, **request},
     }

@@ -91,9 +91,26 @@ async def test_reading_pays(
     keys = page_keys([1] * 8500, 16, tenant="")
     progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), [1] * 8500, 0.0, keys)
     reads = KvReads(engine, CorrectedModel(cast(Any, SlowLinks(transfer_s)), info.parallelism), 5.0)
-    fetched = await reads.read(progress, "P", expected_tokens, source_tp)
+    fetched = await reads.read(progress, ("P", source_tp, ""), expected_tokens)
     assert fetched is (FETCHED if is_read else None)
     assert kv.reads == (["P"] if is_read else [])
+
+
+@pytest.mark.parametrize(("host", "is_read"), [("", False), ("there", False), ("here", True)])
+async def test_a_read_from_a_neighbour_pays_where_one_over_the_network_does_not(host: str, is_read: bool) -> None:
+    class Network(ConstantReads):
+        def kv_transfer_s(self, tokens: int, source: Parallelism, target: Parallelism) -> float:
+            return min(tokens, 0.01 if source.shares_host(target) else 1e3)
+
+    kv, theta = Kv(0), Parallelism(tp=2, host="here")
+    kv.fetched = KvFetch(tokens=8000, seconds=0.04)
+    engine = cast(Any, SimpleNamespace(kv=kv, info=SimpleNamespace(page_size_tokens=16, parallelism=theta)))
+    times = CorrectedModel(Network(0.01), theta)
+    keys = page_keys(range(8500), 16, tenant="")
+    progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), [1] * 8500, 0.0, keys)
+    assert (await KvReads(engine, times, 5.0).read(progress, ("P", 2, host), 8000) is not None) == is_read
+    # It says nothing of reads over the network.
+    assert times.parallelism.factors.read == 1.0
 
 
 @pytest.mark.parametrize(
@@ -115,7 +132,7 @@ async def test_reads_alone_correct_their_times(reads: int, transfer_s: float, er
     progress = RoundProgress("r", cast(Any, SimpleNamespace(session_id="s")), [1] * 8500, 0.0, keys)
     for _ in range(1000):
         kv.may_end.clear()
-        running = [asyncio.create_task(kv_reads.read(progress, "P", 8000)) for _ in range(reads)]
+        running = [asyncio.create_task(kv_reads.read(progress, ("P", None, ""), 8000)) for _ in range(reads)]
         await asyncio.sleep(0)
         kv.may_end.set()
         await asyncio.gather(*running)

@@ -179,7 +179,7 @@ async def test_a_local_round_reads_its_history_from_the_owner_before(
 
         output, _ = await play(old, first)
         prompt = first + output + second
-        more = {"source": (holder, 1) if holder else None}
+        more = {"source": (holder, 1, "") if holder else None}
         answer, report = await play(new, prompt, **more)
         assert {tier: tokens for tier, tokens in report["hit_tokens"].items() if tokens} == expected
         assert report["kv_read_tokens"] == expected.get("peer", 0)
@@ -249,7 +249,7 @@ async def test_a_read_is_predicted_with_the_parallelism_of_its_source(
         first: Any = message(prompt, 4, "s")
         async with aclosing(workers["D"].generate(first)) as chunks:
             assert [chunk async for chunk in chunks]
-        second: Any = {**message(prompt, 4, "s", hist=784, source="D"), "source": ("D", source_tp)}
+        second: Any = {**message(prompt, 4, "s", hist=784, source="D"), "source": ("D", source_tp, "")}
         async with aclosing(getattr(workers["P"], endpoint)(second)) as chunks:
             last = [chunk async for chunk in chunks][-1]
         assert {name: tokens for name, tokens in last["ampd"]["hit_tokens"].items() if tokens} == {tier: 784}
@@ -264,7 +264,7 @@ async def test_an_engine_knows_what_is_left_of_a_round_that_was_prefilled_elsewh
             tokens = [token for chunk in [each async for each in chunks] for token in chunk["token_ids"]]
         engine = Recorded(decode)
         rounds = worker_parts("D", engine, lab.times).rounds
-        more: Any = {**ask, "prompt": pack_tokens(prompt + tokens), "source": ("P", 1), "is_prefilled": True}
+        more: Any = {**ask, "prompt": pack_tokens(prompt + tokens), "source": ("P", 1, ""), "is_prefilled": True}
         async with aclosing(rounds.generate(more)) as chunks:
             assert [chunk async for chunk in chunks]
     (request,) = engine.requests

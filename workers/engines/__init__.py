@@ -14,6 +14,7 @@ from ampd.perf.presets import load_performance_model
 from ampd.policies.registry import SLICING
 from ampd.types import Parallelism
 from workers.engines.base import Engine
+from workers.kv.shared import this_host
 from workers.settings import WorkerSettings
 
 
@@ -31,7 +32,9 @@ def performance_model(settings: WorkerSettings) -> CorrectedModel:
         UserError: there is no such profile, it is wrong, or it does not cover this worker.
     """
     model = load_performance_model(settings.perf)
-    parallelism = Parallelism(tp=settings.tp)
+    from workers.engines.sglang_settings import SglangSettings
+
+    parallelism = Parallelism(settings.tp, host=this_host() if isinstance(settings, SglangSettings) else "")
     model.require([parallelism], [])
     return CorrectedModel(model, parallelism)
 

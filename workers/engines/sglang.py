@@ -7,7 +7,7 @@ import json
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -55,6 +55,26 @@ _LINK_S = 30.0
 _STOP_S = 5.0
 _GONE_POLL_S = 0.02
 _WARM_UP_TOKENS = (300, 20)
+_WARM_UP_OPTIONS: tuple[Mapping[str, Any], ...] = (
+    {
+        "sampling_options": {
+            "repetition_penalty": 1.1,
+            "frequency_penalty": 0.1,
+            "presence_penalty": 0.1,
+            "temperature": 1.0,
+            "top_k": 5,
+            "top_p": 0.9,
+        },
+        "stop_conditions": {"min_tokens": 2},
+        "output_options": {"logprobs": 2},
+    },
+    {"sampling_options": {"guided_decoding": {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}}}},
+    {"sampling_options": {"guided_decoding": {"regex": "[a-z]{2}"}}},
+    {"sampling_options": {"guided_decoding": {"choice": ["yes", "no"]}}},
+    {"sampling_options": {"temperature": 1.0, "min_p": 0.1}},
+    {"sampling_options": {"temperature": 1.0, "seed": 1}},
+)
+"""What requests may ask for. An engine that follows seeds refuses `min_p`, and one that does not refuses seeds."""
 
 WARM_UP_S = 600.0
 """The longest time of the first requests. Kernels may be compiled meanwhile, which takes minutes."""
@@ -154,13 +174,20 @@ class SglangEngine:
         try:
             from workers.kv.engine_store import EngineStore
             from workers.kv.nixl_transport import NixlTransport
+            from workers.kv.shared import this_host
         except ImportError as error:
             raise EngineError(
                 f"{error}: the engine needs its extra: uv pip install --editable '.[sglang]' in AMPD's repository"
             ) from None
         surplus = self._next_rounds.surplus if self._next_rounds else None
         has_checksums = self._settings.kv_checksums != "off"
-        store = EngineStore(create_store(self._settings), self._settings.tp, surplus, has_checksums=has_checksums)
+        store = EngineStore(
+            create_store(self._settings),
+            self._settings.tp,
+            surplus,
+            has_checksums=has_checksums,
+            host="" if self._make_transport else this_host(),
+        )
         store.on_passes = self._passes_begun
         if self._model is not None:
             store.on_factors = self._model.adopt
@@ -209,17 +236,29 @@ class SglangEngine:
         return engine_arguments(self._settings, on_gpu=on_gpu, linker=linker)
 
     async def _warm_up(self, lost: asyncio.Future[str]) -> None:
-        """Run two requests. SGLang waits for ever for requests of a process that has ended or hangs, and this does not.
+        """Run the first requests, with all that requests can ask for, because SGLang compiles much of it when it is
+        asked for the first time, and all rounds stand still meanwhile.
+
+        SGLang waits for ever for requests of a process that has ended or hangs, and this does not.
 
         Raises:
             EngineError: a process has ended, or the requests take too long.
         """
 
-        async def first_requests() -> None:
-            for length in _WARM_UP_TOKENS:
-                tokens = [1 + position % 50 for position in range(min(length, self.info.max_context_tokens - 8))]
-                async for _ in self.generate(EngineRequest(uuid4().hex, "", tokens, 4)):
+        async def run(length: int, options: Mapping[str, Any]) -> None:
+            tokens = [1 + position % 50 for position in range(min(length, self.info.max_context_tokens - 8))]
+            with suppress(EngineError) if options else nullcontext():  # this engine may lack the option
+                async for _ in self.generate(EngineRequest(uuid4().hex, "", tokens, 4, dict(options))):
                     pass
+
+        async def first_requests() -> None:
+            long, short = _WARM_UP_TOKENS
+            await run(long, {})
+            await run(short, {})
+            for options in _WARM_UP_OPTIONS:
+                await run(short, options)
+            # Some is compiled again for a batch.
+            await asyncio.gather(*(run(short, options) for options in (*_WARM_UP_OPTIONS, *_WARM_UP_OPTIONS[:1])))
 
         requests = asyncio.create_task(first_requests())
         either: set[asyncio.Future[Any]] = {requests, lost}
@@ -261,7 +300,7 @@ class SglangEngine:
         # pool has room for an answer and a page more. A prompt in between waits for ever, and all others behind it.
         longest = min(int(limits["max_req_input_len"]), capacity - 2 * geometry.page_size)
         return EngineInfo(
-            parallelism=Parallelism(tp=self._settings.tp),
+            parallelism=Parallelism(tp=self._settings.tp, host=self.kv.store.host),
             kv_capacity_tokens=capacity,
             max_context_tokens=longest,
             store_capacity_tokens=self.kv.store.capacity_tokens,

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
 
 from xxhash import xxh3_64_intdigest
 
 from ampd.background_tasks import BackgroundTasks
 from ampd.types import Factors
+from workers.kv.neighbours import Neighbours
+from workers.kv.peer_reads import Descriptor, Lending
 from workers.kv.rank_links import Offers, RankLinks
-from workers.kv.shared import KvGeometry, Loaded, Passes, PassFactors, Records, StoreMemory, ToWorker, mismatch
+from workers.kv.shared import (
+    NEIGHBOUR_BYTES,
+    KvGeometry,
+    Loaded,
+    Passes,
+    PassFactors,
+    Place,
+    Records,
+    StoreMemory,
+    ToWorker,
+    mismatch,
+)
 from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
 from workers.kv.store.sessions import Surplus
 
@@ -41,7 +58,8 @@ class EngineStore:
         ranks: of the engine.
         surplus: as the directory's.
         clock: any monotonic clock.
-        has_checksums: each record gets a checksum when it is written. It is verified when another worker has read it.
+        has_checksums: each record gets a checksum when it is written. It is verified when another worker reads it.
+        host: name of the host whose workers map each other's stores; empty: all KV of other workers goes over NIXL.
 
     Attributes:
         changed: called when sessions may hold more or less than before.
@@ -57,8 +75,10 @@ class EngineStore:
         clock: Callable[[], float] = time.monotonic,
         *,
         has_checksums: bool = False,
+        host: str = "",
     ) -> None:
         self.memory = memory
+        self.host = host
         self.changed: Callable[[], None] = lambda: None
         self.on_passes: Callable[[Sequence[tuple[str, int, bool]]], None] = lambda _parts: None
         self.on_factors: Callable[[Factors], None] = lambda _factors: None
@@ -71,13 +91,25 @@ class EngineStore:
         self._offers: Offers | None = None
         self._links = RankLinks(ranks, self._receive)
         self._early: list[tuple[int, ToWorker]] = []
-        self._known: dict[str, ReloadListener] = {}
+        self._known: dict[str, _Request] = {}
+        self._neighbours = Neighbours(lambda *place: self._links.map(*place), lambda number: self._links.unmap(number))
+        self._lent: dict[int, Lending] = {}
         self._late = BackgroundTasks()
 
     @property
     def place(self) -> tuple[int, int]:
         """Where the store lies in this process, and its bytes."""
         return self.memory.address, self.memory.size_bytes
+
+    @property
+    def in_place(self) -> EngineStore | None:
+        """How records of neighbours are loaded where they lie; None: they are not."""
+        return self if self.host else None
+
+    @property
+    def place_for_neighbours(self) -> Place:
+        """How neighbours map the store."""
+        return self.memory.place_for_neighbours
 
     @property
     def addresses(self) -> list[str]:
@@ -135,6 +167,7 @@ class EngineStore:
     async def replace_engine(self) -> None:
         """The engine's processes have ended: forget what they were about to write and to load. What is stored stays."""
         self._forget_engine()
+        await self._neighbours.forget()
         await self._links.close()
         # What came from its other ranks meanwhile is not of the next engine, whose ranks count from the start.
         self._early.clear()
@@ -144,14 +177,66 @@ class EngineStore:
         """End the connections, after the engine's processes have ended, and unmap the memory."""
         await self._late.cancel()
         self._forget_engine()
+        await self._neighbours.close()
         await self._links.close()
         self.memory.close()
 
-    async def checksums(self, reservation: Reservation) -> Checksums:
-        """The checksums of the records of a reservation, as they are in memory now. Large ones leave the event loop."""
+    async def checksums(self, offsets: Mapping[str, Sequence[int]]) -> Checksums:
+        """By pool, the checksums of the records at offsets, as they are in memory now. Many leave the event loop.
+
+        The offsets of a call are of one store: of this one, or of a neighbour.
+        """
         if not self._has_checksums:
             return None
-        return {name: await self._sums_at(name, places.offsets) for name, places in reservation.offsets.items()}
+        return {name: await self._sums_at(name, of_pool) for name, of_pool in offsets.items()}
+
+    # -- stores of neighbours
+
+    async def first_offset(self, worker_id: str, descriptor: Descriptor) -> int | None:
+        """Where the store of another worker begins in the offsets of this one; None: it cannot be read in place."""
+        if descriptor.place is None or descriptor.host != self.host:
+            return None
+        return await self._neighbours.first_offset(worker_id, descriptor.place)
+
+    def copy(
+        self, theirs: Sequence[tuple[int, int]], ours: Sequence[tuple[int, int]]
+    ) -> tuple[Future[int], Callable[[], None]]:
+        """Copy blocks of neighbours, by their offsets here, as `Transport.read`."""
+        return self._neighbours.copy(theirs, ours, self.memory)
+
+    def lend(self, places: Mapping[int, int], until_s: float) -> Lending:
+        """Let requests load from other offsets than those of the store, until `end_lending` and not after `until_s`."""
+        lending = Lending(places, until_s)
+        self._lent |= dict.fromkeys(places, lending)
+        return lending
+
+    async def end_lending(self, lending: Lending, *, are_written: bool) -> None:
+        """The records are in the store now, or never will be. Returns when none of them is read from elsewhere.
+
+        Requests that may load records which never will be here keep them until the lending's own end.
+        """
+        for offset in lending.places:
+            del self._lent[offset]
+        lending.written.set_result(are_written)
+        if are_written:
+            await asyncio.gather(*(self._allow_here(rid, loadable) for rid, loadable in lending.requests.items()))
+
+    async def _allow_here(self, rid: str, loadable: Loadable) -> None:
+        """Let a request load records from where they are now. Returns when it reads them nowhere else."""
+        if (request := self._known.get(rid)) is None:
+            return
+        with suppress(ConnectionError):
+            if request.ends:
+                await request.ended.wait()
+            else:
+                await self._links.allow(rid, *self._places(rid, loadable), timeout_s=None)
+
+    async def are_written(self, offsets: Iterable[int]) -> bool:
+        """Wait until these records lie in the store, also those that were lent; False: some never will."""
+        if not self._lent:
+            return True
+        lendings = {self._lent[offset] for offset in offsets if offset in self._lent}
+        return all([await asyncio.shield(lending.written) for lending in lendings])
 
     # -- requests
 
@@ -189,8 +274,8 @@ class EngineStore:
             self.directory.unprotect(rid)
             loadable = Loadable(0, {})
         if loadable.tokens:
-            self._known[rid] = on_reload
-            await self._links.allow(rid, _records(loadable))
+            self._known[rid] = _Request(on_reload)
+            await self._links.allow(rid, *self._places(rid, loadable))
         self.changed()
         return loadable.tokens
 
@@ -216,12 +301,17 @@ class EngineStore:
         late = asyncio.get_running_loop().call_later(
             _LONG_DROP_S, log.error, "KV store: a rank has not ended the loads of a request in %g s", _LONG_DROP_S
         )
+        request = self._known.get(rid)
+        if request is not None:
+            request.ends = True
         try:
             await self._links.drop(rid)
         except ConnectionError:
             return  # they are unprotected with the engine
         finally:
             late.cancel()
+            if request is not None:
+                request.ended.set()
         self._known.pop(rid, None)
         self.unprotect(rid)
 
@@ -258,7 +348,7 @@ class EngineStore:
             return
 
         async def work() -> None:
-            done(await self.checksums(reservation))
+            done(await self.checksums({name: places.offsets for name, places in reservation.offsets.items()}))
 
         self._late.spawn(work())
 
@@ -278,8 +368,30 @@ class EngineStore:
             raise
 
     def _sums_now(self, offsets: Sequence[int], record_bytes: int) -> list[int]:
-        with memoryview(self.memory.map) as memory:
-            return checksums_at(memory, offsets, record_bytes)
+        """Of records of one store."""
+        if not offsets:
+            return []
+        memory, first = memoryview(self.memory.map), offsets[0] // NEIGHBOUR_BYTES * NEIGHBOUR_BYTES
+        if first:
+            memory = self._neighbours.at(first)[0].data
+        with memory:
+            return checksums_at(memory, [offset - first for offset in offsets], record_bytes)
+
+    def _places(self, rid: str, loadable: Loadable) -> tuple[dict[str, Records], float]:
+        """Where the records that a request may load lie now, and until when they do."""
+        records = {
+            pool: Records(b"".join(places.names), list(places.offsets)) for pool, places in loadable.records.items()
+        }
+        if not self._lent:
+            return records, math.inf
+        until_s = math.inf
+        for of_pool in records.values():
+            for number, offset in enumerate(of_pool.offsets):
+                if (lending := self._lent.get(offset)) is not None:
+                    of_pool.offsets[number] = lending.places[offset]
+                    until_s = min(until_s, lending.until_s)
+                    lending.requests[rid] = loadable
+        return records, until_s
 
     def _bytes(self, reservation: Reservation) -> int:
         return sum(
@@ -289,8 +401,8 @@ class EngineStore:
     def _receive(self, rank: int, message: ToWorker) -> None:
         if isinstance(message, Loaded):
             for rid in message.rids:
-                if (on_reload := self._known.get(rid)) is not None:
-                    on_reload(message.seconds, len(message.rids))
+                if (request := self._known.get(rid)) is not None:
+                    request.on_reload(message.seconds, len(message.rids))
         elif isinstance(message, Passes):
             self.on_passes(message.parts)
         elif isinstance(message, PassFactors):
@@ -304,13 +416,24 @@ class EngineStore:
         if self._offers is not None:
             self._offers.abandon()
             self._offers = None
-        for rid in self._known:
+        for rid, request in self._known.items():
+            request.ended.set()
             self.directory.unprotect(rid)
         self._known.clear()
 
 
-def _records(loadable: Loadable) -> dict[str, Records]:
-    return {pool: Records(b"".join(places.names), list(places.offsets)) for pool, places in loadable.records.items()}
+@dataclass(slots=True)
+class _Request:
+    """A request that may load.
+
+    Attributes:
+        ends: the ranks were told that it loads nothing any more.
+        ended: none of them loads for it.
+    """
+
+    on_reload: ReloadListener
+    ends: bool = False
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def checksum_of(record: memoryview) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Generic, TypeVar
 
 from ampd.wire import KvReply, KvRequest
@@ -129,8 +130,14 @@ class KvExchange(Generic[Store]):
             return KvReply(lease_id="", matched=0)
         if self._transport is None:
             raise ConnectionError("the exchange is not open")
+        in_place, offsets = self.store.in_place, chain.from_iterable(of.offsets for of in lease.records.values())
+        if in_place is not None and not await in_place.are_written(offsets):
+            raise ConnectionError("a copy of these records has failed")
         self._transport.let_read(time.monotonic() + lease.ttl_s)
-        descriptor = encode_descriptor(Descriptor(self.store.geometry, *self.store.place, self._transport.metadata))
+        host, place = (in_place.host, in_place.place_for_neighbours) if in_place is not None else ("", None)
+        descriptor = encode_descriptor(
+            Descriptor(self.store.geometry, *self.store.place, self._transport.metadata, host, place)
+        )
         records = {pool: (list(places.names), list(places.offsets)) for pool, places in lease.records.items()}
         reply = KvReply(lease_id=lease.id, matched=lease.pages, records=records, descriptor=descriptor)
         if any(checksum is not None for found in lease.checksums.values() for checksum in found):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import takewhile
 
@@ -13,7 +13,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism
 from workers.kv.peer_reads import Remote
 from workers.kv.shared import KvGeometry, PoolGeometry, Section
-from workers.kv.store.directory import Loadable, Reservation, StoreDirectory
+from workers.kv.store.directory import Loadable, StoreDirectory
 from workers.kv.store.records import aligned_bytes
 from workers.kv.store.sessions import Surplus
 
@@ -49,6 +49,7 @@ class ModelledStore:
         self.geometry = KvGeometry(fingerprint, page_size, (pool,))
         self.directory = StoreDirectory(size_bytes, page_size, [pool], surplus)
         self.changed: Callable[[], None] = lambda: None
+        self.in_place = None
         self._clock = clock
 
     async def open(self, timeout_s: float) -> None:
@@ -60,7 +61,7 @@ class ModelledStore:
     async def settle(self, timeout_s: float) -> None:
         """Nothing is late."""
 
-    async def checksums(self, reservation: Reservation) -> None:
+    async def checksums(self, offsets: Mapping[str, Sequence[int]]) -> None:
         """There are no bytes."""
 
     def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:

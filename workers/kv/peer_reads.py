@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ from msgspec.msgpack import Decoder, Encoder
 
 from ampd.background_tasks import BackgroundTasks
 from ampd.wire import KvReply, KvRequest, LeasedRecords
-from workers.kv.shared import KvGeometry, NotNegative, mismatch
-from workers.kv.store.directory import Checksums, Loadable, Reservation, StoreDirectory
+from workers.kv.shared import KvGeometry, NotNegative, Place, mismatch
+from workers.kv.store.directory import MAX_LEASE_S, Checksums, Loadable, Reservation, StoreDirectory
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,13 @@ class KvStore(Protocol):
 
     Attributes:
         changed: called when sessions may hold more or less than before.
+        in_place: how records of neighbours are loaded where they lie; None: they are not.
     """
 
     changed: Callable[[], None]
+
+    @property
+    def in_place(self) -> InPlace | None: ...
 
     @property
     def directory(self) -> StoreDirectory: ...
@@ -66,8 +70,8 @@ class KvStore(Protocol):
         """Wait until all that the engine has computed so far is readable. Raises `TimeoutError`, `ConnectionError`."""
         ...
 
-    async def checksums(self, reservation: Reservation) -> Checksums:
-        """The checksums of the records of a reservation, as they are in memory now."""
+    async def checksums(self, offsets: Mapping[str, Sequence[int]]) -> Checksums:
+        """By pool, the checksums of the records at offsets, as they are in memory now."""
         ...
 
     def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:
@@ -79,18 +83,75 @@ class KvStore(Protocol):
         ...
 
 
+class InPlace(Protocol):
+    """Loads from the stores of neighbours: workers of this host and user.
+
+    Attributes:
+        host: its name, as `this_host`.
+    """
+
+    host: str
+
+    @property
+    def place_for_neighbours(self) -> Place:
+        """How neighbours map the store."""
+        ...
+
+    async def first_offset(self, worker_id: str, descriptor: Descriptor) -> int | None:
+        """Where the store of another worker begins in the offsets of this one; None: it cannot be read in place."""
+        ...
+
+    def lend(self, places: Mapping[int, int], until_s: float) -> Lending:
+        """Let requests load from other offsets than those of the store, until `end_lending` and not after `until_s`."""
+        ...
+
+    async def end_lending(self, lending: Lending, *, are_written: bool) -> None:
+        """The records are in the store now, or never will be. Returns when none of them is read from elsewhere."""
+        ...
+
+    async def are_written(self, offsets: Iterable[int]) -> bool:
+        """Wait until these records lie in the store, also those that were lent; False: some never will."""
+        ...
+
+    def copy(
+        self, theirs: Sequence[tuple[int, int]], ours: Sequence[tuple[int, int]]
+    ) -> tuple[Future[int], Callable[[], None]]:
+        """Copy blocks of other workers' stores, by their offsets here, as `Transport.read`."""
+        ...
+
+
 class Descriptor(Struct, frozen=True):
     """What a reader needs to read the store of another worker; it travels in the answer to a lease.
 
     Attributes:
         address, size_bytes: where the store lies in its worker's memory.
         agent: the metadata of its transport.
+        host, place: as `InPlace.host` and `InPlace.place_for_neighbours`; no place: nobody loads its records in place.
     """
 
     geometry: KvGeometry
     address: NotNegative
     size_bytes: NotNegative
     agent: bytes
+    host: str = ""
+    place: Place | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Lending:
+    """Records that requests load from the store of a neighbour while they are copied from there.
+
+    Attributes:
+        places: of each record, where it lies there, by the offset at which it will lie here.
+        until_s: until when they must have been loaded.
+        requests: what requests may load of them.
+        written: ends when they lie here (true), or never will.
+    """
+
+    places: Mapping[int, int]
+    until_s: float
+    requests: dict[str, Loadable] = field(default_factory=dict)
+    written: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 encode_descriptor = Encoder().encode
@@ -162,14 +223,15 @@ class PeerReads:
         self, rid: str, keys: Sequence[bytes], expected: int, source: str, deadline_s: float
     ) -> tuple[int, bool]:
         """Read what neither this store has nor another read brings; returns bytes, and False if that one has failed."""
-        left_s = deadline_s - self._clock()
+        asked_s = self._clock()
+        left_s = deadline_s - asked_s
         request = KvRequest(op="lease", keys=list(keys), ttl_s=left_s + _LEASE_MARGIN_S, expected=expected)
         reply = await self._peers.call(source, request, left_s)
         if "error" in reply:
             raise RuntimeError(reply["error"])
         if not reply["lease_id"]:
             return 0, True
-        lease = _PageLease(source, reply["lease_id"])
+        lease = _PageLease(source, reply["lease_id"], asked_s + min(request["ttl_s"], MAX_LEASE_S))
         try:
             lease.descriptor = decode_descriptor(reply["descriptor"])
             if different := mismatch(self._store.geometry, lease.descriptor.geometry):
@@ -210,23 +272,66 @@ class PeerReads:
         is_kept = False
         try:
             assert lease.descriptor is not None
+            in_place = self._store.in_place
+            if in_place is not None and directory.can_lend(reservation.id):
+                first = await in_place.first_offset(lease.source, lease.descriptor)
+                if first is not None:
+                    is_kept = await self._lend(in_place, rid, lease, reservation, first)
+                    return sum(size for _, _, size in pairs)
             remote = Remote(lease.source, lease.descriptor.agent, lease.descriptor.address)
             done, abandon = self._transport.read(remote, *joined_blocks(pairs))
             size = await self._finished(done, abandon, deadline_s)
             # The records may be used only if the lease still holds now. Otherwise their owner may have reused them.
             checksums, holds = await asyncio.gather(
-                self._store.checksums(reservation), self._unlease(lease, deadline_s)
+                self._store.checksums({pool: places.offsets for pool, places in reservation.offsets.items()}),
+                self._unlease(lease, deadline_s),
             )
-            if not holds:
-                raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
-            if checksums and not _agree(checksums, lease, reservation):
-                raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
+            _verify(checksums, lease, reservation, holds=holds)
             directory.written(reservation.id, checksums, rid=rid)
             is_kept = True
             return size
         finally:
             if not is_kept:
                 self._give_up(reservation, done)
+
+    async def _lend(self, in_place: InPlace, rid: str, lease: _PageLease, reservation: Reservation, first: int) -> bool:
+        """Let requests load records where they lie, in the store of a neighbour, and copy them from there meanwhile.
+
+        Until the lease ends, its owner protects them. A copy that ends later is not kept.
+
+        Args:
+            first: the offset of that store.
+
+        Returns:
+            True: the reservation and the lease end with the copy.
+        """
+        pairs = [(first + there, here, size) for there, here, size in self._pairs(lease, reservation)]
+        places = {here: there for there, here, _ in pairs}
+        offsets = {pool: [places[here] for here in of.offsets] for pool, of in reservation.offsets.items()}
+        checksums = await self._store.checksums(offsets)
+        _verify(checksums, lease, reservation, holds=self._clock() < lease.ends_s)
+        done, abandon = in_place.copy(*joined_blocks(pairs))
+        lending = in_place.lend(places, lease.ends_s)
+        self._store.directory.lend(reservation.id, checksums, rid)
+        lease.is_returned = True
+
+        async def until_it_is_here() -> None:
+            are_written = False
+            try:
+                await self._finished(done, abandon, lease.ends_s)
+                are_written = self._clock() < lease.ends_s
+            except (TimeoutError, ConnectionError):
+                log.warning("KV exchange: records of %s were not copied before their lease ended", lease.source)
+            finally:
+                if are_written:
+                    self._store.directory.written(reservation.id)
+                else:
+                    self._give_up(reservation, done)
+                await in_place.end_lending(lending, are_written=are_written)
+                await self._unlease(lease, self._clock() + _CLEAN_UP_S)
+
+        self._late.spawn(until_it_is_here())
+        return True
 
     async def _finished(self, done: Future[int], abandon: Callable[[], None], deadline_s: float) -> int:
         try:
@@ -274,6 +379,7 @@ class _PageLease:
     """A lease on records of another worker.
 
     Attributes:
+        ends_s: it holds until then at least, by the clock of this worker, unless it is returned.
         offsets: by pool, where each record lies there, by the position of its key among those that were asked for.
         checksums: by pool and in the order of `offsets`, of each record; None where the owner has none.
         is_returned: whether it was given back.
@@ -281,20 +387,26 @@ class _PageLease:
 
     source: str
     id: str
+    ends_s: float
     descriptor: Descriptor | None = None
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)
     checksums: Mapping[str, Sequence[int | None]] = field(default_factory=dict)
     is_returned: bool = False
 
 
-def _agree(ours: Mapping[str, Sequence[int]], lease: _PageLease, reservation: Reservation) -> bool:
-    """Whether the records that were read have the checksums that their owner made when it wrote them."""
-    for pool, of_records in ours.items():
+def _verify(ours: Checksums, lease: _PageLease, reservation: Reservation, *, holds: bool) -> None:
+    """Check what was read: `holds`: whether the lease holds now, after that.
+
+    Raises:
+        RuntimeError: the lease had ended, or a record has another checksum than the one that its owner made.
+    """
+    if not holds:
+        raise RuntimeError(f"{lease.source} ended the lease before its pages were read")
+    for pool, of_records in (ours or {}).items():
         theirs = lease.checksums.get(pool)
         for index, checksum in zip(reservation.offsets[pool].names, of_records, strict=True):
             if theirs and theirs[index] not in (None, checksum):
-                return False
-    return True
+                raise RuntimeError(f"what was read from {lease.source} has other checksums than what was written there")
 
 
 def _checked(records: Mapping[str, LeasedRecords], asked: int, descriptor: Descriptor) -> dict[str, dict[int, int]]:

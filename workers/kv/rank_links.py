@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -23,12 +24,15 @@ from workers.kv.shared import (
     Drop,
     Forgotten,
     Hello,
+    Map,
     Offer,
+    Place,
     Records,
     Refused,
     Settle,
     ToRank,
     ToWorker,
+    Unmap,
     Write,
     Written,
     decode_to_worker,
@@ -95,9 +99,20 @@ class RankLinks:
         for rank in range(len(self._sockets)):
             self._send(rank, data)
 
-    async def allow(self, rid: str, records: dict[str, Records]) -> None:
-        """Let a request load records. Returns when all ranks know it; raises as `call`."""
-        await self._call_all(lambda call: Allow(call, rid, records), CALL_TIMEOUT_S)
+    async def allow(
+        self, rid: str, records: dict[str, Records], until_s: float = math.inf, timeout_s: float | None = CALL_TIMEOUT_S
+    ) -> None:
+        """Let a request load records, see `Allow`. Returns when all ranks know it; raises as `_call`."""
+        await self._call_all(lambda call: Allow(call, rid, records, until_s), timeout_s)
+
+    async def map(self, number: int, place: Place) -> str:
+        """Map the store of a neighbour on all ranks. Returns why a rank cannot, in one line; empty: all have it.
+
+        Raises:
+            ConnectionError: the engine has gone.
+        """
+        answers = await self._call_all(lambda call: Map(call, number, place), None)
+        return next((answer.refusal for answer in answers if answer.refusal), "")
 
     async def drop(self, rid: str) -> None:
         """A request loads nothing any more. Returns when no rank reads its records any more, however long that takes.
@@ -106,6 +121,10 @@ class RankLinks:
             ConnectionError: the engine has gone.
         """
         await self._call_all(lambda call: Drop(call, rid), None)
+
+    def unmap(self, number: int) -> None:
+        """Let the mapping of a neighbour go on all ranks. Raises `ConnectionError`: one of them has gone."""
+        self.send(Unmap(number))
 
     async def offers(self) -> int:
         """How many offers SGLang has made so far; raises as `call`."""
@@ -125,8 +144,8 @@ class RankLinks:
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    async def _call_all(self, message: Callable[[int], ToRank], timeout_s: float | None) -> None:
-        await asyncio.gather(*(self._call(rank, message, timeout_s) for rank in range(len(self._sockets))))
+    async def _call_all(self, message: Callable[[int], ToRank], timeout_s: float | None) -> list[Done]:
+        return await asyncio.gather(*(self._call(rank, message, timeout_s) for rank in range(len(self._sockets))))
 
     async def _call(self, rank: int, message: Callable[[int], ToRank], timeout_s: float | None) -> Done:
         """Call a rank. `timeout_s`: None: without a limit.

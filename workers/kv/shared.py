@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import addressof, c_char
 from dataclasses import dataclass
+from fcntl import F_ADD_SEALS, F_SEAL_SHRINK, fcntl
+from hashlib import sha256
 from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
@@ -222,21 +225,37 @@ log = logging.getLogger(__name__)
 MINIMUM_BYTES = 256 << 20
 """The default size is never below this."""
 _ROOT = Path("/")
+_NAME = "ampd-kv-store"
+
+NEIGHBOUR_BYTES = 1 << 48
+"""The offsets of a process reach over the stores that it maps: those of its own store are below this number, and those
+of neighbour number n begin at n times this number."""
+
+Place = tuple[int, int, int, int]
+"""Of a store, for neighbours: process id, file descriptor, the number of the file, and its size in bytes."""
+
+
+def this_host() -> str:
+    """A name for the processes that can map each other's stores: of one boot of a machine, one user, one container."""
+    boot = (_ROOT / "proc/sys/kernel/random/boot_id").read_text()
+    namespace = (_ROOT / "proc/self/ns/pid").stat().st_ino
+    return sha256(f"{boot} {namespace} {os.getuid()}".encode()).hexdigest()[:16]
 
 
 class StoreMemory:
     """Anonymous shared memory. It disappears when the last process that maps it has ended, however they end.
 
-    The worker creates it. The ranks open it by the worker's process id and file descriptor. It is sparse: what was
-    never written takes no memory.
+    The worker creates it. The ranks, and neighbours (workers of the same user on the same host), open it by the
+    worker's process id and file descriptor. It is sparse: what was never written takes no memory. It cannot shrink, so
+    that a mapping stays readable.
     """
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
+    def __init__(self, fd: int, size_bytes: int, *, is_writable: bool = True) -> None:
         self._fd = fd
         self.size_bytes = size_bytes
         try:
-            self.map = mmap.mmap(fd, size_bytes)
-        except OSError:
+            self.map = mmap.mmap(fd, size_bytes, prot=mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0))
+        except (OSError, ValueError):
             os.close(fd)
             raise
         try:
@@ -258,8 +277,9 @@ class StoreMemory:
                 f"a KV store of {size_bytes / GIB:.1f} GiB does not fit: {available / GIB:.1f} GiB of memory are "
                 "available here; make the store smaller",
             )
-        fd = os.memfd_create("ampd-kv-store", os.MFD_CLOEXEC)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, size_bytes)
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)
         log.info("KV store: %.1f GiB of host memory, %s", size_bytes / GIB, _kind_of_shared_pages())
         return cls(fd, size_bytes)
 
@@ -268,10 +288,33 @@ class StoreMemory:
         """Map the memory of another process. Raises `OSError` if that process has ended."""
         return cls(os.open(f"/proc/{process_id}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC), size_bytes)
 
+    @classmethod
+    def of_neighbour(cls, process_id: int, fd: int, file: int, size_bytes: int) -> StoreMemory:
+        """Map the store of another worker, to read it.
+
+        Raises:
+            OSError: the process has ended, or is not to be read by this one.
+            ValueError: there is another file, or a store of another user.
+        """
+        path = Path(f"/proc/{process_id}/fd/{fd}")
+        if not str(path.readlink()).startswith(f"/memfd:{_NAME}"):
+            raise ValueError("there is no KV store")
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        found = os.fstat(opened)
+        if (found.st_uid, found.st_ino, found.st_size) != (os.getuid(), file, size_bytes):
+            os.close(opened)
+            raise ValueError("it is another KV store, or that of another user")
+        return cls(opened, size_bytes, is_writable=False)
+
     @property
     def place(self) -> tuple[int, int, int]:
         """Process id, file descriptor and size in bytes, for `open` elsewhere."""
         return os.getpid(), self._fd, self.size_bytes
+
+    @property
+    def place_for_neighbours(self) -> Place:
+        """For `of_neighbour` elsewhere."""
+        return os.getpid(), self._fd, os.fstat(self._fd).st_ino, self.size_bytes
 
     @property
     def address(self) -> int:
@@ -415,11 +458,18 @@ class Forgotten(Struct, tag=True, frozen=True):
 
 
 class Allow(Struct, tag=True, frozen=True):
-    """What a request may load, by pool. The rank answers with `Done`."""
+    """What a request may load, by pool, instead of what it might before.
+
+    The rank answers with `Done` when no load of what the request might load before runs.
+
+    Attributes:
+        until_s: a load that has not ended then (`time.monotonic`) fails.
+    """
 
     call: int
     rid: str
     records: dict[str, Records]
+    until_s: float = math.inf
 
 
 class Drop(Struct, tag=True, frozen=True):
@@ -427,6 +477,20 @@ class Drop(Struct, tag=True, frozen=True):
 
     call: int
     rid: str
+
+
+class Map(Struct, tag=True, frozen=True):
+    """Map the store of a neighbour, so that requests may load from it. The rank answers with `Done`."""
+
+    call: int
+    number: Positive
+    place: Place
+
+
+class Unmap(Struct, tag=True, frozen=True):
+    """Nothing is loaded from a neighbour any more."""
+
+    number: Positive
 
 
 class Settle(Struct, tag=True, frozen=True):
@@ -459,13 +523,14 @@ class PassFactors(Struct, tag=True, frozen=True):
 
 
 class Done(Struct, tag=True, frozen=True):
-    """The answer to a call."""
+    """The answer to a call. `refusal`: why nothing was done, in one line; empty: it was."""
 
     call: int
     offers: int = 0
+    refusal: str = ""
 
 
-ToRank = Write | Allow | Drop | Settle
+ToRank = Write | Allow | Drop | Map | Unmap | Settle
 ToWorker = Hello | Refused | Offer | Written | Forgotten | Loaded | Passes | PassFactors | Done
 
 encode = Encoder().encode

@@ -11,7 +11,7 @@ from ampd.perf.model import PerformanceModel, scaled
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.profile import PerformanceProfile, write_profile
-from ampd.types import Parallelism
+from ampd.types import Factors, Parallelism
 
 TP1 = Parallelism(1)
 DOCUMENT: dict[str, Any] = {
@@ -71,6 +71,19 @@ def test_decode_and_transfer_are_the_sums_of_theirs() -> None:
     assert HAND.decode_step_s(10, 0, TP1) == pytest.approx(0.005 + 8e-4 + 0.001 + 2 * 5e-4)
     assert HAND.kv_transfer_s(400, TP1, TP1) == pytest.approx(0.001 + 4e-4)
     assert HAND.kv_transfer_s(3000, TP1, TP1) == pytest.approx(0.001 + 1e-3 + 2000 * 5e-7)
+
+
+def test_kv_of_the_same_host_is_not_moved() -> None:
+    document = json.dumps(DOCUMENT | {"kv_bytes_per_token": 1_000_000})
+    sized = PiecewiseModel(PerformanceProfile.model_validate_json(document))
+    for model, verify_s in ((HAND, 0.0), (sized, 0.06)):
+        here, there = Parallelism(1, host="a"), Parallelism(1, Factors(read=3.0), "a")
+        assert model.kv_transfer_s(3000, here, there) == pytest.approx(0.001 + verify_s)
+        assert model.kv_transfer_s(0, here, there) == 0.0
+        for other in (TP1, Parallelism(1, host="b")):
+            assert model.kv_transfer_s(3000, other, here) == HAND.kv_transfer_s(3000, TP1, TP1)
+            assert model.kv_transfer_s(3000, here, other) == HAND.kv_transfer_s(3000, TP1, TP1)
+    assert Parallelism(2, host="a") == Parallelism(2)
 
 
 def test_history_counts() -> None:

@@ -27,7 +27,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mixed-workers": {"layout": Layout(((1, 1),), (), ((2, 2), (4, 1)))},
     "of-the-users-own": {
         "policy_modules": "tests.planner.manifest.lab",
-        "image": "registry.example/ampd:1.2.3",
         "kv_capacity_tokens": 12_000,
         "tool_call_parser": None,
         "reasoning_parser": None,

@@ -1,12 +1,19 @@
 """Links: transfers share them equally, and no link is idle while it has work."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ampd.types import Parallelism, Role
+from planner.simulator import simulate as product
+from planner.simulator.options import Cluster, ReplicaGroup, SimulationOptions
 from planner.simulator.rounds import Links
+from planner.simulator.simulate import simulate
+from planner.simulator.worker import SimulatedWorker
 
-from .lab import LOCAL, world_of
+from .lab import LOCAL, MODEL, SLO, world_of
 
 untimed = settings(deadline=None)
 
@@ -29,6 +36,35 @@ def transfers(*moves: tuple[str, str, float, float]) -> list[float]:
         loop.at(move[2], begin, number)
     loop.run()
     return ends
+
+
+def test_kv_of_the_same_host_takes_no_link() -> None:
+    world = world_of(LOCAL)
+    links, ends = Links(world), list[float]()
+    group = ReplicaGroup(1, Parallelism(1))
+    source, here, there = (SimulatedWorker(name, Role.DECODE, group, world, name[0]) for name in ("a1", "a2", "b1"))
+    for target in (here, here, there):
+        links.move("kv-history", "s", source, target, 100_000, lambda: ends.append(world.loop.now_s))
+    world.loop.run()
+    seconds = [MODEL.kv_transfer_s(100_000, source.parallelism, target.parallelism) for target in (here, here, there)]
+    assert ends == pytest.approx(seconds)
+    assert 0 < seconds[0] < seconds[2]
+
+
+@pytest.mark.parametrize(("gpus_per_host", "hosts"), [(0, ["", "", ""]), (8, ["0", "0", "0"]), (3, ["0", "0", "1"])])
+def test_workers_fill_the_hosts_in_their_order(gpus_per_host: int, hosts: list[str]) -> None:
+    found: list[str] = []
+
+    class Noted(SimulatedWorker):
+        def __init__(self, *of_worker: Any) -> None:
+            super().__init__(*of_worker)
+            found.append(self.parallelism.host)
+
+    cluster = Cluster((ReplicaGroup(1, Parallelism(1)),), (ReplicaGroup(2, Parallelism(2)),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(product, "SimulatedWorker", Noted)
+        simulate([], cluster, MODEL, LOCAL, SLO, SimulationOptions(gpus_per_host=gpus_per_host))
+    assert found == hosts
 
 
 def test_a_lone_transfer_takes_its_time() -> None:

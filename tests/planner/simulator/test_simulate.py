@@ -1,5 +1,7 @@
 """The rules of every run: each round once, causes before effects, KV conserved, same seed same result."""
 
+import json
+import os
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -11,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ampd.cli.main import main
 from ampd.perf.model import joined_tokens
 from ampd.policies.slicing.whole import WholeSlicing
 from ampd.types import Parallelism, Role
+from benchmarks.detailed_simulation import detailed_result
 from planner.simulator.decode_batch import steps_s
 from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions
 from planner.simulator.outcome import SimulationRun
@@ -231,17 +233,19 @@ def kv_is_gone_at_the_end(memories: list[WatchedMemory]) -> None:
 
 
 @pytest.mark.slow
-def test_the_same_seed_gives_the_same_result_in_another_process(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_seed_gives_the_same_result_in_another_process() -> None:
     """Hashes of strings differ from process to process; results must not."""
-    flags = ["simulate", "tau-bench-airline", "--model=llama-3.1-8b", "--gpu=h20", "--prefill=2xTP1", "--decode=2xTP1"]
+    flags = ["tau-bench-airline", "--model=llama-3.1-8b", "--gpu=h20", "--prefill=2xTP1", "--decode=2xTP1"]
     flags += ["--rate=20", "--limit=20", "--kv-capacity-tokens=9000", "--coordinators=3", "--state-delay-s=0.1"]
     flags += ["--pools=static,arrow", "--ttft=0.2", "--json"]
-    script = "import sys; from ampd.cli.main import main; main(sys.argv[1:])"
     there = subprocess.run(
-        [sys.executable, "-c", script, *flags], env={"PYTHONHASHSEED": "1"}, capture_output=True, check=True, text=True
+        [sys.executable, "-m", "benchmarks.detailed_simulation", *flags],
+        env={"PYTHONHASHSEED": "1", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
+        capture_output=True,
+        check=True,
+        text=True,
     )
-    assert main(flags) == 0
-    assert there.stdout == capsys.readouterr().out
+    assert json.loads(there.stdout) == detailed_result(flags)
 
 
 def test_another_seed_may_route_otherwise() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ from tests.harness.process_ends import alive
 from tests.harness.sglang_pair import rid, run, text
 from tests.waiting import until
 from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang_request import _SAMPLING_FIELDS, logprob_arguments, sampling_params
 
 pytestmark = [
     pytest.mark.slow,
@@ -299,6 +301,31 @@ async def test_closing_several_choices_aborts_them_all(engine: SglangEngine) -> 
     assert engine.load().running_requests == 0
 
 
+async def test_an_engine_is_ready_when_it_has_run_all_that_requests_can_ask_for(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang compiles the function of the penalties at their first use, for 4 to 13 s in which no round goes on."""
+    engine: Any = SglangEngine(settings_of(model))
+    alone: set[str] = set()
+    together: set[str] = set()
+    running: list[set[str]] = []
+
+    async def generate(request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        names = set(sampling_params(request, is_deterministic=False)) | set(logprob_arguments(request))
+        running.append(names)
+        await asyncio.sleep(0)
+        (alone if len(running) == 1 else together).update(names)
+        running.remove(names)
+        yield EngineOutput([1])
+
+    monkeypatch.setattr(engine, "generate", generate)
+    engine._info = SimpleNamespace(max_context_tokens=MODEL_TOKENS)
+    await engine._warm_up(asyncio.get_running_loop().create_future())
+    wanted = {*_SAMPLING_FIELDS, "min_new_tokens", "json_schema", "regex", "ebnf", "return_logprob", "top_logprobs_num"}
+    assert wanted <= alone
+    assert wanted <= together
+
+
 def test_a_folder_that_is_no_model_is_refused_in_one_line(model: Path, tmp_path: Path) -> None:
     for missing, word in (
         ("tokenizer.json", "tokenizer"),
@@ -352,6 +379,7 @@ WORKER = """
 import asyncio, sys
 from pathlib import Path
 from workers.engines.sglang import SglangEngine, SglangSettings
+from workers.engines.sglang_request import _SAMPLING_FIELDS, logprob_arguments, sampling_params
 
 async def main():
     engine = SglangEngine(SglangSettings(

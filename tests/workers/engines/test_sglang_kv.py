@@ -145,7 +145,7 @@ async def test_a_load_that_fails_is_computed_again(pair: Pair, monkeypatch: pyte
     await until(lambda: idle(pair.decode))
     allow = store._links.allow
 
-    async def allow_misaligned(request_id: str, records: dict[str, Records]) -> None:
+    async def allow_misaligned(request_id: str, records: dict[str, Records], _until_s: float) -> None:
         misplaced = {pool: Records(of.keys, [at + 1 for at in of.offsets]) for pool, of in records.items()}
         await allow(request_id, misplaced)
 
@@ -210,8 +210,8 @@ async def test_a_client_that_leaves_before_the_engine_has_its_request(
     links, asked = store._links, asyncio.Event()
     allow = links.allow
 
-    async def allowed_and_then_silent(rid: str, records: Any) -> None:
-        await allow(rid, records)
+    async def allowed_and_then_silent(*of_request: Any) -> None:
+        await allow(*of_request)
         asked.set()
         await asyncio.Event().wait()
 

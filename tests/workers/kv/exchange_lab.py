@@ -13,7 +13,7 @@ from workers.kv.engine_store import EngineStore
 from workers.kv.exchange import KvExchange, KvFetch
 from workers.kv.nixl_transport import NixlTransport
 from workers.kv.ranks.link import Offered, RankLink
-from workers.kv.shared import KvGeometry, PoolGeometry, Section, StoreMemory
+from workers.kv.shared import NEIGHBOUR_BYTES, KvGeometry, Place, PoolGeometry, Section, StoreMemory
 
 PAGE = 16
 RECORD = 64
@@ -40,10 +40,11 @@ class Rank:
 
     def __init__(self, exchange: KvExchange[EngineStore], number: int, form: KvGeometry) -> None:
         self._memory = StoreMemory.open(*exchange.store.memory.place)
+        self.neighbours: dict[int, StoreMemory] = {}
         self._half = form.page_bytes // 2
         self._start = number * self._half
         self._keys: list[bytes] = []
-        self.link = RankLink(exchange.store.addresses[number], number, form, self)
+        self.link = RankLink(exchange.store.addresses[number], number, form, self, self)
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
         assert pool == "kv"
@@ -51,8 +52,21 @@ class Rank:
             self._memory.map[self._own(offset)] = self.part_of(self._keys[slot])
 
     def read(self, offset: int) -> bytes:
-        """This rank's half of a record in the store."""
-        return self._memory.map[self._own(offset)]
+        """This rank's half of a record in the store, or in that of a neighbour."""
+        number, place = divmod(offset, NEIGHBOUR_BYTES)
+        memory = self.neighbours[number] if number else self._memory
+        return memory.map[self._own(place)]
+
+    def map(self, number: int, place: Place) -> str:
+        try:
+            self.neighbours[number] = StoreMemory.of_neighbour(*place)
+        except (OSError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def unmap(self, number: int) -> None:
+        if number in self.neighbours:
+            self.neighbours.pop(number).close()
 
     def part_of(self, key: bytes) -> bytes:
         """This rank's half of the record of a key."""
@@ -69,6 +83,8 @@ class Rank:
 
     def close(self) -> None:
         self.link.close()
+        for number in list(self.neighbours):
+            self.unmap(number)
         self._memory.close()
 
 
@@ -83,9 +99,10 @@ class Worker:
         *,
         record_bytes: int = RECORD,
         has_checksums: bool = True,
+        host: str = "",
     ) -> None:
         memory = StoreMemory.create(pages * record_bytes)
-        store = EngineStore(memory, ranks, has_checksums=has_checksums)
+        store = EngineStore(memory, ranks, has_checksums=has_checksums, host=host)
         self.exchange = KvExchange(store, NixlTransport)
         self.geometry = geometry(fingerprint, record_bytes)
         self.held: dict[str, int] = {}

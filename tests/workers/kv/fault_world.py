@@ -215,7 +215,7 @@ class World:
         try:
             for _ in range(3):
                 for rank in ranks:
-                    for key, offset in rank.link.loadable(rid).get("kv", {}).items():
+                    for key, offset in rank.link.loadable(rid).records.get("kv", {}).items():
                         assert rank.read(offset) == rank.part_of(bytes.fromhex(key)), f"{rid} loads another record"
                         self.done["loaded"] += 1
                 await asyncio.sleep(self.random.uniform(0.0, 0.02))

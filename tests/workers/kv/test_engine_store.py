@@ -69,7 +69,7 @@ async def test_what_does_not_pay_is_not_loaded_and_not_protected() -> None:
         assert await store.begin_request("r", "s", keys, pays=lambda tokens: tokens < 6 * PAGE) == 0
         store.end_request("r", "s", keys)
         await a.exchange.release_session("s")
-        assert not any(rank.link.loadable("r") for rank in a.ranks)
+        assert not any(rank.link.loadable("r").records for rank in a.ranks)
         others = await a.compute("t", text(2, 8))
         assert store.directory.match(others) == 8
 
@@ -107,7 +107,7 @@ async def test_what_a_lost_engine_was_loading_is_let_go() -> None:
         await a.exchange.store.begin_request("r", "s", keys)
         a.ranks[1].link.begin_load("r")
         a.exchange.store.end_request("r", "s", keys)
-        await until(lambda: not a.ranks[1].link.loadable("r"))
+        await until(lambda: not a.ranks[1].link.loadable("r").records)
         while a.ranks:
             a.ranks.pop().close()
         await a.exchange.store.replace_engine()
@@ -129,9 +129,11 @@ async def test_what_a_request_may_load_stays_until_the_engine_gives_it_up() -> N
         store.end_request("r", "s", keys, until_given_up)
         await asked.wait()
         store.unprotect("r")
-        assert [len(rank.link.loadable("r")["kv"]) for rank in a.ranks] == [4, 4]
+        assert [len(rank.link.loadable("r").records["kv"]) for rank in a.ranks] == [4, 4]
         given_up.set()
-        await until(lambda: not any(rank.link.loadable("r") for rank in a.ranks) and not store.directory._requests)
+        await until(
+            lambda: not any(rank.link.loadable("r").records for rank in a.ranks) and not store.directory._requests
+        )
 
 
 async def test_a_load_that_takes_long_keeps_its_records_only_until_it_ends(

@@ -184,7 +184,7 @@ async def test_the_store_outlives_its_engine() -> None:
         a.start_ranks()
         await a.exchange.open(10.0)
         assert await a.exchange.store.begin_request("r1", "s", keys) == 6 * PAGE
-        assert [len(rank.link.loadable("r1")["kv"]) for rank in a.ranks] == [6, 6]
+        assert [len(rank.link.loadable("r1").records["kv"]) for rank in a.ranks] == [6, 6]
         assert (await b.read("r", tokens, "a", 60.0)).tokens == 6 * PAGE
 
 

@@ -18,6 +18,9 @@ TO_RANK: list[messages.ToRank] = [
     messages.Write(3, {"kv": ([0, 2], [64, 128])}),
     messages.Write(3, None),
     messages.Allow(1, "r", {"kv": messages.Records(b"".join(KEYS), [0, 64, 128])}),
+    messages.Allow(1, "r", {"kv": messages.Records(b"".join(KEYS), [0, 64, messages.NEIGHBOUR_BYTES])}, 7.5),
+    messages.Map(1, 2, (3, 4, 5, 6)),
+    messages.Unmap(2),
     messages.Drop(2, "r"),
     messages.Settle(4),
 ]

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from queue import Queue
@@ -22,7 +23,16 @@ from torch import Tensor
 
 from workers.kv.ranks.link import RankLink
 from workers.kv.ranks.pools import PoolBuffers, head_bytes
-from workers.kv.shared import KvGeometry, PoolGeometry, Section, Share, head_share
+from workers.kv.shared import (
+    NEIGHBOUR_BYTES,
+    KvGeometry,
+    Place,
+    PoolGeometry,
+    Section,
+    Share,
+    StoreMemory,
+    head_share,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +40,8 @@ _COPY_BYTES = 256 << 10
 """What one copy between host and GPU should move at least: 256 KB take as long over PCIe as the call itself."""
 _SCRATCH_BYTES = 64 << 20
 """GPU memory in which the KV of some records waits between the pool and the store."""
+_READ_ONLY = 8
+"""`cudaHostRegisterReadOnly`: for memory that the process cannot write."""
 _ALIGNMENT = 8
 """Every record starts at a multiple of this, so that all numbers in it are aligned."""
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -73,6 +85,31 @@ class RankSection:
         return [sum(sizes[:number]) for number in range(len(sizes))]
 
 
+class Stores:
+    """The stores that a rank maps: its worker's own, which is number 0, and those of neighbours."""
+
+    def __init__(self, own: Tensor) -> None:
+        self._bytes = {0: own}
+
+    def add(self, number: int, memory: Tensor) -> None:
+        """Add the store of a neighbour."""
+        self._bytes[number] = memory
+
+    def remove(self, number: int) -> Tensor | None:
+        """Take the store of a neighbour away; None: it is not here."""
+        return self._bytes.pop(number, None)
+
+    def at(self, offset: int) -> tuple[Tensor, int]:
+        """The store in which an offset lies, and its place there. Raises `KeyError` if the neighbour has gone."""
+        number, place = divmod(offset, NEIGHBOUR_BYTES)
+        return self._bytes[number], place
+
+    def part(self, offset: int, size_bytes: int) -> Tensor:
+        """Bytes of one store; raises as `at`."""
+        memory, place = self.at(offset)
+        return memory[place : place + size_bytes]
+
+
 class HostCopies:
     """Copies within host memory, through NumPy, whose calls cost a tenth of torch's.
 
@@ -80,9 +117,9 @@ class HostCopies:
     sides: a head's vector of one token, for example.
     """
 
-    def __init__(self, section: RankSection, store: Tensor) -> None:
+    def __init__(self, section: RankSection, stores: Stores) -> None:
         self.section = section
-        self._store = store.numpy()
+        self._stores = stores
         self._starts = section.part_starts()
         self._arrays = [[_as_items(tensor) for tensor in tensors] for tensors in section.layers]
 
@@ -108,15 +145,16 @@ class HostCopies:
         """Neighbouring slots, and for each part their records as [record, head of this rank, layer, ...]."""
         section = self.section
         for slot, offset, count in _runs(slots, offsets, section.record_bytes):
-            records = []
+            store, place = self._stores.at(offset)
+            memory, records = store.numpy(), []
             for array, start in zip(self._arrays[0], self._starts, strict=True):
                 inner = array.shape[2:]
                 shape = (count, section.share.count, len(self._arrays), *inner)
                 strides = (section.record_bytes, section.block_bytes, section.head_bytes)
-                at = offset + section.start + start
+                at = place + section.start + start
                 width = array.dtype.itemsize
                 inside = tuple(width * math.prod(inner[axis + 1 :]) for axis in range(len(inner)))
-                records.append(np.ndarray(shape, array.dtype, self._store, at, strides + inside))
+                records.append(np.ndarray(shape, array.dtype, memory, at, strides + inside))
             yield slice(slot, slot + count), records
 
 
@@ -128,10 +166,10 @@ class GpuCopies:
     """
 
     def __init__(
-        self, section: RankSection, store: Tensor, scratch_bytes: int = _SCRATCH_BYTES, copy_bytes: int = _COPY_BYTES
+        self, section: RankSection, stores: Stores, scratch_bytes: int = _SCRATCH_BYTES, copy_bytes: int = _COPY_BYTES
     ) -> None:
         self.section = section
-        self._store = store
+        self._stores = stores
         self._starts = section.part_starts()
         self._scratch_bytes = scratch_bytes
         self._group = max(1, copy_bytes // section.head_bytes)
@@ -145,8 +183,7 @@ class GpuCopies:
                 for tensor, view in zip(tensors, self._views(scratch, len(section.layers), layer), strict=True):
                     view.copy_(tensor[at])
             for number, offset in enumerate(some_offsets):
-                start = offset + section.start
-                self._store[start : start + width].copy_(scratch[number], non_blocking=True)
+                self._stores.part(offset + section.start, width).copy_(scratch[number], non_blocking=True)
 
     def loader(self, slots: Sequence[int], offsets: Sequence[int]) -> Callable[[int], None]:
         """A function that copies records to device slots, in groups of layers: all of a group with its first layer."""
@@ -170,11 +207,10 @@ class GpuCopies:
         """Copy blocks of each head to scratch memory: in one piece if they are all of the head's layers."""
         section = self.section
         if block == section.block_bytes:
-            into.copy_(self._store[start : start + into.numel()], non_blocking=True)
+            into.copy_(self._stores.part(start, into.numel()), non_blocking=True)
             return
         for head, part in enumerate(into.view(section.share.count, block)):
-            first = start + head * section.block_bytes
-            part.copy_(self._store[first : first + block], non_blocking=True)
+            part.copy_(self._stores.part(start + head * section.block_bytes, block), non_blocking=True)
 
     def _views(self, scratch: Tensor, layers: int, layer: int) -> Iterator[Tensor]:
         """For each part of a layer, scratch memory [record, head and layer's bytes] as [record, head, ...]."""
@@ -241,13 +277,18 @@ class RankCopies:
         layers: int,
     ) -> None:
         self._layers = layers
+        self._stores = Stores(store)
+        self._loading = threading.Lock()
         self._copies: dict[str, list[HostCopies | GpuCopies]] = {}
         self._of_layer: list[list[tuple[str, int]]] = [[] for _ in range(layers)]
         for pool in geometry.pools:
             name = pool.name
             tensors, layer_ids = buffers[name].sections, buffers[name].layer_ids
             self._copies[name] = [
-                _copies(RankSection(pool, section, tensors[section.name], head_share(section.heads, tp, rank)), store)
+                _copies(
+                    RankSection(pool, section, tensors[section.name], head_share(section.heads, tp, rank)),
+                    self._stores,
+                )
                 for section in pool.sections
             ]
             for index, layer in enumerate(layer_ids):
@@ -274,17 +315,27 @@ class RankCopies:
         """
         for slots, offsets in loads.values():
             _check(slots, offsets)
-        loaders = {pool: [copies.loader(*loads[pool]) for copies in self._copies[pool]] for pool in loads}
-        for layer in range(self._layers):
-            for pool, index in self._of_layer[layer]:
-                for load in loaders.get(pool, ()):
-                    load(index)
-            yield layer
+        with self._loading:
+            loaders = {pool: [copies.loader(*loads[pool]) for copies in self._copies[pool]] for pool in loads}
+            for layer in range(self._layers):
+                for pool, index in self._of_layer[layer]:
+                    for load in loaders.get(pool, ()):
+                        load(index)
+                yield layer
+
+    def add_neighbour(self, number: int, memory: Tensor) -> None:
+        """Let loads read the store of a neighbour; for a GPU it must be pinned."""
+        self._stores.add(number, memory)
+
+    def remove_neighbour(self, number: int) -> Tensor | None:
+        """Let the loads from a neighbour that run end. Later ones raise `KeyError`."""
+        with self._loading:
+            return self._stores.remove(number)
 
 
-def _copies(section: RankSection, store: Tensor) -> HostCopies | GpuCopies:
+def _copies(section: RankSection, stores: Stores) -> HostCopies | GpuCopies:
     on_host = section.layers[0][0].device.type == "cpu"
-    return HostCopies(section, store) if on_host else GpuCopies(section, store)
+    return HostCopies(section, stores) if on_host else GpuCopies(section, stores)
 
 
 def _check(slots: Sequence[int], offsets: Sequence[int]) -> None:
@@ -330,16 +381,15 @@ class PageLoader:
         self._counter = counter
         self._stream = torch.cuda.Stream() if on_gpu else None
         self._forward_stream = forward_stream
-        self._queued: dict[str, Load] = {}
+        self._queued: dict[str, tuple[Load, float]] = {}
         self._started: dict[int, list[str]] = {}
-        self._jobs: Queue[tuple[int, dict[str, Load], list[Any]] | None] = Queue()
+        self._jobs: Queue[tuple[int, dict[str, tuple[Load, float]], list[Any]] | None] = Queue()
         self._thread = threading.Thread(target=self._run, name="ampd-kv-load", daemon=True)
         self._thread.start()
 
-    def queue(self, rid: str, load: Load) -> None:
-        """Queue a request's load."""
-        self._link.begin_load(rid)
-        self._queued[rid] = load
+    def queue(self, rid: str, load: Load, until_s: float = math.inf) -> None:
+        """Queue a request's load, which has begun at the link. `until_s`: it fails if it has not ended then."""
+        self._queued[rid] = load, until_s
 
     def cancel(self, rid: str) -> bool:
         """Take a queued load back; False if there is none."""
@@ -384,18 +434,21 @@ class PageLoader:
                 for event in ready:
                     event.synchronize()
                 started_s = time.perf_counter()
-                self._copy(index, _merged(list(loads.values())))
+                merged = _merged([load for load, _ in loads.values()])
+                self._copy(index, merged, min(until_s for _, until_s in loads.values()))
                 self._link.loaded(list(loads), time.perf_counter() - started_s)
             except BaseException as error:
                 log.exception("KV load failed")
                 self._counter.fail(index, error)
 
-    def _copy(self, index: int, load: Load) -> None:
+    def _copy(self, index: int, load: Load, until_s: float) -> None:
         stream = self._stream
         with nullcontext() if stream is None else torch.cuda.stream(stream):
             for layer in self._reader.load(load):
                 if stream is not None:
                     stream.synchronize()
+                if time.monotonic() >= until_s:
+                    raise TimeoutError("the lease on records of a neighbour has ended before they were loaded")
                 self._counter.complete(index, layer)
 
     def _ready(self) -> list[Any]:
@@ -443,12 +496,49 @@ class StreamWriter:
         self._stream.synchronize()
 
 
-def pin(store: torch.Tensor) -> list[str]:
-    """Pin the store's memory, so that copies from and to the GPU run beside the computation.
+class NeighbourStores:
+    """Maps the stores of neighbours for the loads of one rank, and pins them on a GPU.
+
+    Made in the scheduler's thread, like `PageLoader`, and for the same reason.
+    """
+
+    def __init__(self, copies: RankCopies, *, on_gpu: bool) -> None:
+        self._copies = copies
+        self._device = torch.cuda.current_device() if on_gpu else None
+
+    def map(self, number: int, place: Place) -> str:
+        """Map a store. Returns why that is not possible, in one line; empty: it is mapped."""
+        try:
+            memory = StoreMemory.of_neighbour(*place)
+        except (OSError, ValueError) as error:
+            return str(error)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch has no tensors that cannot be written
+            store = torch.frombuffer(memory.map, dtype=torch.uint8)
+        refusal: list[str] = []
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+            refusal = pin(store, _READ_ONLY)
+        memory.close()  # the tensor keeps the mapping
+        if refusal:
+            return refusal[0]
+        self._copies.add_neighbour(number, store)
+        return ""
+
+    def unmap(self, number: int) -> None:
+        """Let a mapping go, after the loads from it that run."""
+        store = self._copies.remove_neighbour(number)
+        if self._device is not None and store is not None:
+            torch.cuda.set_device(self._device)
+            torch.cuda.cudart().cudaHostUnregister(store.data_ptr())
+
+
+def pin(store: torch.Tensor, flags: int = 0) -> list[str]:
+    """Pin a store's memory, so that copies from and to the GPU run beside the computation.
 
     Returns a warning if the driver refuses it.
     """
-    result = int(torch.cuda.cudart().cudaHostRegister(store.data_ptr(), store.numel(), 0))
+    result = int(torch.cuda.cudart().cudaHostRegister(store.data_ptr(), store.numel(), flags))
     if not result:
         return []
     _forget_error()

@@ -8,12 +8,13 @@ worker.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
@@ -29,14 +30,17 @@ from workers.kv.shared import (
     Hello,
     KvGeometry,
     Loaded,
+    Map,
     Offer,
     Passes,
     PassFactors,
+    Place,
     Records,
     Refused,
     Settle,
     ToRank,
     ToWorker,
+    Unmap,
     Write,
     Written,
     decode_to_rank,
@@ -51,21 +55,29 @@ ByPool = Mapping[str, Mapping[str, int]]
 """By pool and key (hexadecimal, as the engine has it), the offset in the store."""
 
 
+@dataclass(frozen=True, slots=True)
+class Loadable:
+    """What a request may load, and until when it must have done so (`time.monotonic`)."""
+
+    records: ByPool = field(default_factory=dict)
+    until_s: float = math.inf
+
+
 class LoadableRecords:
-    """Records by request. They are removed only when no load reads them.
+    """Records by request. They are removed or replaced only when no load reads them.
 
     `of`, `begin_load` and `end_load` are for the scheduler's thread, `allow` and `drop` for the link's thread.
     """
 
     def __init__(self) -> None:
-        self._by_request: dict[str, ByPool] = {}
+        self._by_request: dict[str, Loadable] = {}
         self._loading: set[str] = set()
-        self._drops: dict[str, list[int]] = {}
+        self._calls: dict[str, list[int]] = {}
         self._lock = threading.Lock()
 
-    def of(self, rid: str) -> ByPool:
-        """What a request may load."""
-        return self._by_request.get(rid, {})
+    def of(self, rid: str) -> Loadable:
+        """What a request may load. A load of it looks here after `begin_load`."""
+        return self._by_request.get(rid, Loadable())
 
     def begin_load(self, rid: str) -> None:
         """The request's records are read from the store until `end_load`."""
@@ -73,23 +85,28 @@ class LoadableRecords:
             self._loading.add(rid)
 
     def end_load(self, rid: str) -> list[int]:
-        """The request's load has ended, or was taken back. Returns the numbers of the drops that waited for it."""
+        """The request's load has ended, or was taken back. Returns the numbers of the calls that waited for it."""
         with self._lock:
             self._loading.discard(rid)
-            return self._drops.pop(rid, [])
+            return self._calls.pop(rid, [])
 
-    def allow(self, rid: str, records: Mapping[str, Records]) -> None:
-        """A request may load these records."""
-        self._by_request[rid] = {
+    def allow(self, rid: str, records: Mapping[str, Records], until_s: float, number: int) -> bool:
+        """A request may load these records. False: a load still runs, and `end_load` returns the number."""
+        by_pool = {
             pool: dict(zip(_hexadecimal(found.keys), found.offsets, strict=True)) for pool, found in records.items()
         }
+        self._by_request[rid] = Loadable(by_pool, until_s)
+        return self._is_quiet(rid, number)
 
     def drop(self, rid: str, number: int) -> bool:
         """A request loads nothing any more. False: a load still runs, and `end_load` returns the number."""
         self._by_request.pop(rid, None)
+        return self._is_quiet(rid, number)
+
+    def _is_quiet(self, rid: str, number: int) -> bool:
         with self._lock:
             if rid in self._loading:
-                self._drops.setdefault(rid, []).append(number)
+                self._calls.setdefault(rid, []).append(number)
                 return False
         return True
 
@@ -99,6 +116,18 @@ class StoreWriter(Protocol):
 
     def write(self, pool: str, slots: Sequence[int], offsets: Sequence[int]) -> None:
         """Returns when the copy has ended."""
+        ...
+
+
+class Neighbours(Protocol):
+    """Maps the stores of other workers of this host."""
+
+    def map(self, number: int, place: Place) -> str:
+        """Map a store. It may take seconds. Returns why that is not possible, in one line; empty: it is mapped."""
+        ...
+
+    def unmap(self, number: int) -> None:
+        """Let a mapping go, after the loads from it that run."""
         ...
 
 
@@ -216,13 +245,21 @@ class RankLink:
         rank: among the ranks that share out the heads.
         geometry: of the rank's pools.
         writer: copies pages.
+        neighbours: maps stores.
         warnings: for the worker's log, because SGLang shows only errors of its ranks.
     """
 
     def __init__(
-        self, address: str, rank: int, geometry: KvGeometry, writer: StoreWriter, warnings: Sequence[str] = ()
+        self,
+        address: str,
+        rank: int,
+        geometry: KvGeometry,
+        writer: StoreWriter,
+        neighbours: Neighbours,
+        warnings: Sequence[str] = (),
     ) -> None:
         self._rank = rank
+        self._neighbours = neighbours
         self._offers = OfferQueue(writer)
         self._loadable = LoadableRecords()
         self._outbox: deque[ToWorker] = deque([Hello(rank, geometry, list(warnings))])
@@ -254,8 +291,8 @@ class RankLink:
         """Forget all offers; returns when no page of the device is read any more."""
         self._send(Forgotten(self._offers.reset()))
 
-    def loadable(self, rid: str) -> ByPool:
-        """What a request may load."""
+    def loadable(self, rid: str) -> Loadable:
+        """What a request may load. A load of it looks here after `begin_load`."""
         return self._loadable.of(rid)
 
     def begin_load(self, rid: str) -> None:
@@ -334,11 +371,20 @@ class RankLink:
             case Write():
                 self._offers.decide(message)
                 self._due.set()
-            case Allow(call, rid, records):
-                self._loadable.allow(rid, records)
-                self._outbox.append(Done(call))
+            case Allow(call, rid, records, until_s):
+                if self._loadable.allow(rid, records, until_s, call):
+                    self._outbox.append(Done(call))
             case Drop(call, rid):
                 if self._loadable.drop(rid, call):
                     self._outbox.append(Done(call))
+            case Map():
+                threading.Thread(target=self._map, args=(message,), name="ampd-kv-map", daemon=True).start()
+            case Unmap(number):
+                threading.Thread(target=self._neighbours.unmap, args=(number,), name="ampd-kv-map", daemon=True).start()
             case Settle(call):
                 self._outbox.append(Done(call, self._offers.offered))
+
+    def _map(self, message: Map) -> None:
+        refusal = self._neighbours.map(message.number, message.place)
+        if not self._closing:  # the bell may be gone
+            self._send(Done(message.call, refusal=refusal))

@@ -24,7 +24,7 @@ from sglang.version import __version__
 
 from ampd.model_folder import model_digest
 from ampd.types import Factors
-from workers.kv.ranks.copies import PageLoader, RankCopies, StreamWriter, pin
+from workers.kv.ranks.copies import NeighbourStores, PageLoader, RankCopies, StreamWriter, pin
 from workers.kv.ranks.link import Offered, RankLink
 from workers.kv.ranks.pools import check_tried, engine_pools
 from workers.kv.shared import StoreMemory, restorable_lengths
@@ -71,7 +71,8 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         warnings = pin(store) if self._on_gpu else []
         copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
         writer = StreamWriter(copies, on_gpu=self._on_gpu)
-        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry, writer, warnings)
+        neighbours = NeighbourStores(copies, on_gpu=self._on_gpu)
+        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry, writer, neighbours, warnings)
         self._loader = PageLoader(
             copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu, forward_stream=forward_stream
         )
@@ -79,17 +80,18 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     # -- loads
 
     def lookup(self, rid: str, transfers: list[Any]) -> list[int]:
-        loadable = self._link.loadable(rid)
+        loadable = self._link.loadable(rid).records
         pages, *trailing = ((loadable.get(transfer.name.value, {}), transfer.keys) for transfer in transfers)
         return restorable(*pages, trailing)
 
     def load(self, rid: str, transfers: list[Any]) -> bool:
+        self._link.begin_load(rid)
         loadable = self._link.loadable(rid)
         load = {
-            name: (self._slots(name, transfer.device_indices), [loadable[name][key] for key in transfer.keys])
+            name: (self._slots(name, transfer.device_indices), [loadable.records[name][key] for key in transfer.keys])
             for name, transfer in ((transfer.name.value, transfer) for transfer in transfers)
         }
-        self._loader.queue(rid, load)
+        self._loader.queue(rid, load, loadable.until_s)
         return True
 
     def cancel_queued_load(self, rid: str) -> bool:

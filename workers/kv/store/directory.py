@@ -120,11 +120,13 @@ class _Writer(Claimant):
 
     Attributes:
         is_behind_hole: nothing can use its pages until earlier ones are stored.
+        is_lent: its records can be found, although they are not written.
     """
 
     runs: list[PageRun] = field(default_factory=list)
     trailing: dict[str, list[tuple[bytes, PageRun, int, int]]] = field(default_factory=dict)
     is_behind_hole: bool = False
+    is_lent: bool = False
 
 
 class StoreDirectory:
@@ -238,6 +240,35 @@ class StoreDirectory:
     def written(self, reservation_id: int, checksums: Checksums = None, rid: str = "") -> None:
         """The records of a reservation are complete: they can be found and read from now on.
 
+        Args: as those of `lend`, which may have come before.
+
+        Raises:
+            KeyError: there is no such reservation, or it has ended.
+        """
+        writer = self._writers[reservation_id]
+        if not writer.is_lent:
+            self.lend(reservation_id, checksums, rid)
+        del self._writers[reservation_id]
+        self._runs.release(writer)
+        if writer.is_behind_hole:
+            for run in writer.runs:
+                self._runs.evict_first(run)
+
+    def can_lend(self, reservation_id: int) -> bool:
+        """Whether `lend` may be called: its records are of no pages that another writer may still give up.
+
+        Raises:
+            KeyError: there is no such reservation, or it has ended.
+        """
+        writer = self._writers[reservation_id]
+        others = {run for other in self._writers.values() if other is not writer for run in other.runs}
+        return not any(record[1] in others for records in writer.trailing.values() for record in records)
+
+    def lend(self, reservation_id: int, checksums: Checksums = None, rid: str = "") -> None:
+        """The records of a reservation can be found from now on, although they are written only later.
+
+        Meanwhile they can be loaded from elsewhere, and the writer protects them.
+
         Args:
             checksums: pool -> checksum of each record, in the order of the reservation's offsets.
             rid: a request that needs all pages that were named for the reservation, also behind a page that is
@@ -246,7 +277,8 @@ class StoreDirectory:
         Raises:
             KeyError: there is no such reservation, or it has ended.
         """
-        writer = self._writers.pop(reservation_id)
+        writer = self._writers[reservation_id]
+        writer.is_lent = True
         checksums = checksums or {}
         remaining = iter(checksums.get(self._main, ()))
         for run in writer.runs:
@@ -264,10 +296,6 @@ class StoreDirectory:
         self.sessions.note_changed({*writer.runs, *(record[1] for of in writer.trailing.values() for record in of)})
         if rid:
             self._claim_for(rid, [PageSpan(run, 0, pages) for run, pages in writer.path.items()])
-        self._runs.release(writer)
-        if writer.is_behind_hole:
-            for run in writer.runs:
-                self._runs.evict_first(run)
 
     def withdraw(self, reservation_id: int) -> None:
         """Nobody waits for a writer any more, but it may still write. Another one may write the same records.
@@ -279,6 +307,7 @@ class StoreDirectory:
         """
         writer = self._writers[reservation_id]
         self._unmark(writer)
+        self._take_back(writer)
         for run in writer.runs:
             self.sessions.lose(run)
             self._runs.forget(run)
@@ -291,6 +320,7 @@ class StoreDirectory:
         """
         writer = self._writers.pop(reservation_id)
         self._unmark(writer)
+        self._take_back(writer)
         for records in writer.trailing.values():
             self._allocator.free([offset for _, _, _, offset in records])
         for run in writer.runs:
@@ -448,6 +478,15 @@ class StoreDirectory:
                 writer.runs.append(run)
                 self._runs.claim(writer, run, end - start)
                 start = end
+
+    def _take_back(self, writer: _Writer) -> None:
+        """Let nothing find the records of further pools that were lent."""
+        if not writer.is_lent:
+            return
+        writer.is_lent = False
+        for pool, records in writer.trailing.items():
+            kept = [record for record in records if self._runs.take_trailing(record[1], pool, *record[2:])]
+            writer.trailing[pool] = kept
 
     def _unmark(self, writer: _Writer) -> None:
         """From now on other writers may write this writer's records of further pools."""

@@ -188,6 +188,14 @@ class RunTable:
         run.trailing.setdefault(pool, {})[at] = offset
         self.evictable_trailing[pool] += at >= run.protected_pages
 
+    def take_trailing(self, run: PageRun, pool: str, at: int, offset: int) -> bool:
+        """The opposite of `add_trailing`. False: the record has gone with its page."""
+        if run.dropped or run.trailing.get(pool, {}).get(at) != offset:
+            return False
+        del run.trailing[pool][at]
+        self.evictable_trailing[pool] -= at >= run.protected_pages
+        return True
+
     # -- claims
 
     def claim_spans(self, claimant: Claimant, spans: Iterable[PageSpan]) -> None:

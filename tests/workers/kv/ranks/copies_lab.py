@@ -15,7 +15,7 @@ from workers.kv.ranks.pools import (
     pool_geometry,
     state_buffers,
 )
-from workers.kv.shared import KvGeometry, PoolGeometry, head_share
+from workers.kv.shared import NEIGHBOUR_BYTES, KvGeometry, PoolGeometry, head_share
 
 PAGE, PAGES, LAYERS = 4, 7, 6
 TPS = (1, 2, 4, 8)
@@ -133,13 +133,25 @@ class Lab:
             for pool, offsets in self.offsets.items():
                 copies.write(pool, SLOTS, offsets)
 
-    def loaded(self, tp: int, rank: int, as_rank: int | None = None) -> Mapping[str, PoolBuffers]:
-        """The buffers of a rank after a load into zeroed slots; `as_rank`: with the heads of another."""
+    def loaded(
+        self, tp: int, rank: int, as_rank: int | None = None, neighbour: Any = None
+    ) -> Mapping[str, PoolBuffers]:
+        """The buffers of a rank after a load into zeroed slots.
+
+        Args:
+            as_rank: with the heads of another.
+            neighbour: a store with the same records at the same offsets, from which every second record is loaded.
+        """
         buffers = self.shard(tp, rank)
         for _, tensor in slots_of(buffers):
             tensor[SLOTS] = 0
         copies = self.copies(buffers, tp, rank if as_rank is None else as_rank)
-        layers = list(copies.load({pool: (SLOTS, offsets) for pool, offsets in self.offsets.items()}))
+        load = {pool: (SLOTS, list(offsets)) for pool, offsets in self.offsets.items()}
+        if neighbour is not None:
+            copies.add_neighbour(3, neighbour)
+            for _, offsets in load.values():
+                offsets[::2] = [3 * NEIGHBOUR_BYTES + offset for offset in offsets[::2]]
+        layers = list(copies.load(load))
         assert layers == list(range(LAYERS))
         return buffers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
@@ -9,9 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.waiting import PATIENCE_S  # noqa: E402
 from tests.workers.kv.ranks.copies_lab import (  # noqa: E402
     BF16,
     FAMILIES,
+    LAYERS,
     PAGE,
     PAGES,
     SLOTS,
@@ -35,6 +38,7 @@ from workers.kv.ranks.pools import (  # noqa: E402
     pool_geometry,
     state_buffers,
 )
+from workers.kv.shared import NEIGHBOUR_BYTES  # noqa: E402
 
 
 def _cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,6 +74,40 @@ def test_any_tp_loads_what_any_tp_wrote(family: str) -> None:
             for rank in range(loader):
                 assert not differences(lab.loaded(loader, rank), lab.shard(loader, rank)), (writer, loader, rank)
     assert all(earlier.equal(later) for earlier, later in pairwise(stores))
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("GDN fp32") else name for name in FAMILIES]
+)
+def test_records_are_loaded_from_a_neighbours_store_and_from_the_own_together(family: str) -> None:
+    lab = Lab(*FAMILIES[family]())
+    lab.write(2)
+    whole = lab.store.clone()
+    # Each store has only the records that are loaded from it.
+    for pool in lab.geometry.pools:
+        for number, offset in enumerate(lab.offsets[pool.name]):
+            (whole if number % 2 else lab.store)[offset : offset + pool.record_bytes] = 0
+    for tp in TPS:
+        for rank in range(tp):
+            assert not differences(lab.loaded(tp, rank, neighbour=whole), lab.shard(tp, rank)), (tp, rank)
+    assert differences(lab.loaded(1, 0), lab.shard(1, 0))
+
+
+def test_nothing_is_loaded_from_a_neighbour_that_has_gone() -> None:
+    lab = Lab(*mha(4, BF16))
+    lab.write(1)
+    copies = lab.copies(lab.shard(1, 0), 1, 0)
+    copies.add_neighbour(3, lab.store)
+    load = {"kv": (SLOTS, [3 * NEIGHBOUR_BYTES + offset for offset in lab.offsets["kv"]])}
+    loading = copies.load(load)
+    next(loading)
+    removal = threading.Thread(target=copies.remove_neighbour, args=(3,))
+    removal.start()
+    assert len(list(loading)) == LAYERS - 1
+    removal.join(PATIENCE_S)
+    with pytest.raises(KeyError):
+        next(copies.load(load))
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "MLA" not in name and "1 head" not in name])

@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE_S, until
 from workers.kv import rank_links
 from workers.kv.rank_links import RankLinks
 from workers.kv.ranks.link import Offered, RankLink, refuse
-from workers.kv.shared import Forgotten, KvGeometry, Offer, Records, ToWorker, Write, Written
+from workers.kv.shared import Forgotten, KvGeometry, Offer, Place, Records, ToWorker, Write, Written
 
 KEYS = [bytes([number]) * 32 for number in range(8)]
 
@@ -36,6 +36,14 @@ class Writer:
             raise OSError("no memory")
         self.copied.append((pool, list(slots), list(offsets)))
 
+    def map(self, number: int, place: Place) -> str:
+        self.gate.wait(PATIENCE_S)
+        self.mapped = number, place
+        return "no such process" if self.fails else ""
+
+    def unmap(self, number: int) -> None:
+        self.mapped = -number, self.mapped[1]
+
 
 GEOMETRY = KvGeometry("", 16, ())
 
@@ -48,7 +56,7 @@ class Side:
         self.links = RankLinks(2, lambda rank, message: self.received.append((rank, message)))
         self.writers = [Writer(), Writer()]
         self.ranks = [
-            RankLink(address, rank, GEOMETRY, writer)
+            RankLink(address, rank, GEOMETRY, writer, writer)
             for rank, (address, writer) in enumerate(zip(self.links.addresses, self.writers, strict=True))
         ]
 
@@ -161,10 +169,10 @@ async def test_what_a_request_may_load_is_dropped_only_when_its_load_has_ended()
     async with connected() as side:
         await side.links.allow("r", {"kv": Records(KEYS[0] + KEYS[1], [5, 6])})
         for rank in side.ranks:
-            assert rank.loadable("r") == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
+            assert rank.loadable("r").records == {"kv": {KEYS[0].hex(): 5, KEYS[1].hex(): 6}}
         side.ranks[1].begin_load("r")
         drop = asyncio.create_task(side.links.drop("r"))
-        await until(lambda: not side.ranks[1].loadable("r"))
+        await until(lambda: not side.ranks[1].loadable("r").records)
         await asyncio.sleep(0.05)
         assert not drop.done()
         side.ranks[1].end_load("r")
@@ -184,10 +192,39 @@ async def test_a_drop_waits_for_a_slow_rank_until_the_engine_is_given_up() -> No
     async with connected() as side:
         side.ranks[1].begin_load("r")
         drop = asyncio.create_task(side.links.drop("r"))
-        await until(lambda: "r" in side.ranks[1]._loadable._drops)
+        await until(lambda: "r" in side.ranks[1]._loadable._calls)
         await side.links.close()
         with pytest.raises(ConnectionError, match="gone"):
             await drop
+
+
+async def test_what_a_load_reads_is_replaced_when_it_has_ended() -> None:
+    async with connected() as side:
+        await side.links.allow("r", {"kv": Records(KEYS[0], [5])}, 9.5)
+        side.ranks[1].begin_load("r")
+        assert side.ranks[1].loadable("r").until_s == 9.5
+        instead = asyncio.create_task(side.links.allow("r", {"kv": Records(KEYS[0], [6])}))
+        await until(lambda: side.ranks[1].loadable("r").records == {"kv": {KEYS[0].hex(): 6}})
+        await asyncio.sleep(0.05)
+        assert not instead.done()
+        side.ranks[1].end_load("r")
+        await instead
+
+
+async def test_a_rank_answers_while_it_maps_the_store_of_a_neighbour() -> None:
+    place = (1, 2, 3, 4)
+    async with connected() as side:
+        side.writers[1].gate.clear()
+        mapping = asyncio.create_task(side.links.map(7, place))
+        await side.links.allow("r", {})
+        assert not mapping.done()
+        side.writers[1].gate.set()
+        assert await mapping == ""
+        assert [writer.mapped for writer in side.writers] == [(7, place)] * 2
+        side.links.unmap(7)
+        await until(lambda: [writer.mapped[0] for writer in side.writers] == [-7, -7])
+        side.writers[1].fails = True
+        assert await side.links.map(8, place) == "no such process"
 
 
 async def test_a_rank_that_refuses_its_kv_leaves_the_reason() -> None:
@@ -203,7 +240,7 @@ async def test_a_rank_that_refuses_its_kv_leaves_the_reason() -> None:
 
 async def test_a_rank_sends_its_warnings_with_its_first_message() -> None:
     links = RankLinks(1, lambda _rank, _message: None)
-    rank = RankLink(links.addresses[0], 0, GEOMETRY, Writer(), ["slow memory"])
+    rank = RankLink(links.addresses[0], 0, GEOMETRY, Writer(), Writer(), ["slow memory"])
     try:
         (hello,) = await links.hellos(10.0)
         assert hello.warnings == ["slow memory"]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from tests.waiting import PATIENCE_S  # noqa: E402
-from workers.kv.ranks.copies import Load, PageLoader, pin  # noqa: E402
+from workers.kv.ranks.copies import Load, NeighbourStores, PageLoader, pin  # noqa: E402
+from workers.kv.shared import StoreMemory  # noqa: E402
 
 
 class Rank:
@@ -88,6 +90,44 @@ def test_a_load_waits_for_both_streams_in_its_own_thread(monkeypatch: pytest.Mon
     loader.close()
     assert sorted(rank.events[:2]) == ["ampd-kv-load waited for forward", "ampd-kv-load waited for scheduler"]
     assert rank.events[2:] == ["begins", "load 7 layer 0", "load 7 layer 1", "loaded ['r']"]
+
+
+def test_a_load_from_a_neighbour_that_outlasts_its_lease_fails_before_its_last_layer() -> None:
+    rank: Any = Rank()
+    load = rank.load
+
+    def load_late(loads: Load) -> Iterator[int]:
+        for layer in load(loads):
+            time.sleep(max(0.0, until_s - time.monotonic()) if layer else 0.0)
+            yield layer
+
+    rank.load = load_late
+    loader = PageLoader(rank, rank, rank, on_gpu=False, forward_stream=None)
+    until_s = time.monotonic() + 1.0
+    loader.queue("r", {"kv": ([0], [0])})
+    loader.queue("r2", {"kv": ([1], [0])}, until_s)
+    loader.start()
+    loader.close()
+    assert rank.events[:2] == ["begins", "load 7 layer 0"]
+    assert rank.events[2].startswith("TimeoutError('the lease")
+    assert len(rank.events) == 3
+
+
+def test_a_store_that_cannot_be_pinned_is_not_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart, memory, rank = Cudart(801), StoreMemory.create(1 << 20), SimpleNamespace()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    devices: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    rank.add_neighbour = lambda number, store: devices.append(-number * len(store))
+    stores: Any = NeighbourStores(cast(Any, rank), on_gpu=True)
+    assert "error 801" in stores.map(3, memory.place_for_neighbours)
+    cudart._result = 0
+    assert stores.map(3, memory.place_for_neighbours) == ""
+    assert devices == [1, 1, -3 << 20]
+    assert [flags for _, _, flags in cudart.asked] == [8, 8]
+    assert stores.map(4, (*memory.place_for_neighbours[:1], 999_999, 1, 1)).startswith("[Errno 2]")
+    memory.close()
 
 
 class Cudart:

@@ -1,0 +1,341 @@
+"""Tool calls that `max_tokens`, a stop string or a failure has cut: they become text.
+
+Dynamo's parsers complete the JSON of a call that was cut, so that `rm -rf build/old` would become `rm -rf build`. From
+its first call on an answer waits here for its end. Only then it is known whether its last call is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from router.status_relay.api import CHATS, MESSAGES, RESPONSES
+
+_Object: TypeAlias = dict[str, Any]
+
+_MARKS = {CHATS: b'"tool_calls":[', MESSAGES: b'"type":"tool_use"', RESPONSES: b'"type":"function_call"'}
+"""What an answer with a call contains. In a text the quotes would be escaped."""
+
+_COMPLETE = frozenset(("stop", "tool_calls", "function_call", "tool_use", "end_turn"))
+
+
+def may_have_calls(path: str) -> bool:
+    """Whether answers of a path have calls of tools."""
+    return path in _MARKS
+
+
+def mended_body(path: str, body: bytes, stops: Sequence[str] = ()) -> bytes:
+    """An answer that is no stream.
+
+    Args:
+        stops: strings at which its text ends, see `Stops`.
+    """
+    if not stops and _MARKS[path] not in body:
+        return body
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        answer = json.loads(body)
+        if _stop_message_body(answer, stops) or _BODIES[path](answer):
+            return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
+    return body
+
+
+class MendedStream:
+    """The events of one stream.
+
+    Args:
+        path: that the client has asked.
+        stops: strings at which its text ends, see `Stops`.
+    """
+
+    def __init__(self, path: str, stops: Sequence[str] = ()) -> None:
+        self._path = path
+        self._mark = _MARKS[path]
+        self._rest = b""
+        self._held: list[bytes] = []
+        self._stops = Stops(stops) if stops else None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the client has the whole answer, though the frontend's goes on."""
+        return self._stops is not None and self._stops.are_met
+
+    def passed_on(self, data: bytes) -> bytes:
+        """What the client may have now."""
+        data = self._rest + data
+        end = data.rfind(b"\n\n") + 2
+        if end < 2:
+            self._rest = data
+            return b""
+        data, self._rest = data[:end], data[end:]
+        if self._stops:
+            data = b"".join(map(self._stops.passed_on, data.split(b"\n\n")[:-1]))
+        if not self._held and self._mark not in data:
+            return data
+        now = []
+        for event in data.split(b"\n\n")[:-1]:
+            if (self._held or self._mark in event) and not event.startswith(b":"):
+                self._held.append(event)
+            else:
+                now.append(event + b"\n\n")
+        return b"".join(now)
+
+    def end(self) -> bytes:
+        """The rest, when the frontend's stream has ended."""
+        events = [_Event(each) for each in self._held]
+        if events:
+            with suppress(ValueError, TypeError, KeyError, AttributeError):
+                _STREAMS[self._path](events)
+        return b"".join(event.encoded() for event in events) + self._rest
+
+
+class _Event:
+    """One event.
+
+    Attributes:
+        data: its JSON; None: it has none.
+    """
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._head, mark, text = raw.rpartition(b"data: ")
+        self.data: _Object | None = None
+        if mark and text.startswith(b"{"):
+            with suppress(ValueError, RecursionError):
+                self.data = json.loads(text)
+        self._before = json.dumps(self.data)
+
+    @classmethod
+    def of(cls, data: _Object) -> _Event:
+        return cls(b"event: %s\ndata: %s" % (data["type"].encode(), json.dumps(data).encode()))
+
+    def encoded(self) -> bytes:
+        if self.data is None or json.dumps(self.data) == self._before:
+            return self._raw + b"\n\n"
+        text = json.dumps(self.data, ensure_ascii=False, separators=(",", ":"))
+        return b"%sdata: %s\n\n" % (self._head, text.encode())
+
+
+def _as_text(name: str, arguments: str) -> str:
+    """A call as the model wrote it, without what completed it."""
+    return f'{{"name": {json.dumps(name)}, "arguments": {arguments.rstrip().rstrip("}]").rstrip().rstrip(chr(34))}'
+
+
+# -- chats
+
+
+def _mend_chat_body(answer: _Object) -> bool:
+    return _mend_choices([answer])
+
+
+def _mend_chat_stream(events: list[_Event]) -> None:
+    _mend_choices([event.data for event in events if event.data is not None])
+
+
+def _mend_choices(chunks: list[_Object]) -> bool:
+    is_stopped = any((chunk.get("nvext") or {}).get("stop_reason") is not None for chunk in chunks)
+    by_index: dict[int, list[_Object]] = {}
+    for chunk in chunks:
+        for choice in chunk.get("choices") or ():
+            by_index.setdefault(choice["index"], []).append(choice)
+    mended = [_mend_choice(choices, is_stopped=is_stopped) for choices in by_index.values()]
+    return any(mended)
+
+
+def _mend_choice(choices: list[_Object], *, is_stopped: bool) -> bool:
+    """Make text of the last call in the parts of one choice, unless it is complete."""
+    last = next((each for each in choices if each.get("finish_reason")), choices[-1])
+    reason = last.get("finish_reason")
+    if reason in _COMPLETE and not is_stopped:
+        return False
+    messages = [each["message"] if "message" in each else each["delta"] for each in choices]
+    calls = [
+        (call.get("index", position), call)
+        for message in messages
+        for position, call in enumerate(message.get("tool_calls") or ())
+    ]
+    if not calls:
+        return False
+    cut = max(index for index, _ in calls)
+    for message in messages:
+        kept = [each for at, each in enumerate(message.get("tool_calls") or ()) if each.get("index", at) != cut]
+        message.pop("tool_calls", None)
+        if kept:
+            message["tool_calls"] = kept
+    functions = [call.get("function") or {} for index, call in calls if index == cut]
+    text = _as_text(_joined(functions, "name"), _joined(functions, "arguments"))
+    message = last["message"] if "message" in last else last["delta"]
+    message["content"] = (message.get("content") or "") + text
+    if reason in _COMPLETE and cut == min(index for index, _ in calls):
+        last["finish_reason"] = "stop"
+    return True
+
+
+def _joined(parts: Iterable[_Object], name: str) -> str:
+    return "".join(part.get(name) or "" for part in parts)
+
+
+# -- /v1/messages
+
+
+def _stop_message_body(answer: _Object, stops: Sequence[str]) -> bool:
+    """End an answer at a stop string in its text. A call comes behind the text, whatever place it has here."""
+    for index, block in enumerate(answer["content"] if stops else ()):
+        if block["type"] == "text" and (met := _first(block["text"], stops)):
+            block["text"] = block["text"][: met[0]]
+            kept = [each for each in answer["content"][: index + 1] if each["type"] != "tool_use"]
+            answer |= {"content": kept, "stop_reason": "stop_sequence", "stop_sequence": met[1]}
+            return True
+    return False
+
+
+def _first(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    """Where the first stop string is in a text, and which."""
+    return min(((at, stop) for stop in stops if (at := text.find(stop)) >= 0), default=None)
+
+
+class Stops:
+    """Ends the text of a stream of `/v1/messages` at a stop string.
+
+    Dynamo does not tell there that a stop string has cut a call. So it is not told of stop strings beside tools, and
+    they end the text only: a call is complete.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._may_begin = max(map(len, stops)) - 1
+        self._text = ""
+        self._last: _Object = {}
+        self.are_met = False
+
+    def passed_on(self, event: bytes) -> bytes:
+        """What the client may have of an event, and of those before."""
+        if self.are_met:
+            return b""
+        if b'"type":"text_delta"' in event:
+            self._last = _Event(event).data or {}
+            self._text += self._last["delta"]["text"]
+            if met := _first(self._text, self._stops):
+                self.are_met = True
+                return self._taken(met[0]) + self._end(met[1])
+            return self._taken(len(self._text) - self._may_begin)
+        if b'"type":"content_block_stop"' in event:
+            return self._taken(len(self._text)) + event + b"\n\n"
+        return event + b"\n\n"
+
+    def _taken(self, count: int) -> bytes:
+        """The first characters of the text that is held."""
+        text, self._text = self._text[: max(0, count)], self._text[max(0, count) :]
+        return _Event.of({**self._last, "delta": {"type": "text_delta", "text": text}}).encoded() if text else b""
+
+    def _end(self, stop: str) -> bytes:
+        delta = {"stop_reason": "stop_sequence", "stop_sequence": stop}
+        ends: list[_Object] = [
+            {"type": "content_block_stop", "index": self._last["index"]},
+            {"type": "message_delta", "delta": delta, "usage": self._last.get("usage") or {}},
+            {"type": "message_stop"},
+        ]
+        return b"".join(_Event.of(each).encoded() for each in ends)
+
+
+def _mend_message_body(answer: _Object) -> bool:
+    blocks = answer["content"]
+    uses = [index for index, block in enumerate(blocks) if block["type"] == "tool_use"]
+    if not uses or answer.get("stop_reason") in _COMPLETE:
+        return False
+    cut = blocks.pop(uses[-1])
+    blocks.append({"type": "text", "text": _as_text(cut["name"], json.dumps(cut["input"], ensure_ascii=False))})
+    return True
+
+
+def _mend_message_stream(events: list[_Event]) -> None:
+    found = [event.data for event in events if event.data is not None]
+    reasons = [(each.get("delta") or {}).get("stop_reason") for each in found if each["type"] == "message_delta"]
+    uses = [each for each in found if (each.get("content_block") or {}).get("type") == "tool_use"]
+    if not uses or (reasons and reasons[-1] in _COMPLETE):
+        return
+    cut = uses[-1]
+    own = [each["delta"] for each in found if each["type"] == "content_block_delta" and each["index"] == cut["index"]]
+    text = _as_text(cut["content_block"]["name"], _joined(own, "partial_json"))
+    cut["content_block"] = {"type": "text", "text": "" if own else text}
+    for delta in own:
+        delta.clear()
+        delta |= {"type": "text_delta", "text": text}
+        text = ""
+
+
+# -- /v1/responses
+
+
+def _mend_response_body(answer: _Object) -> bool:
+    if answer.get("status") == "completed":
+        return False
+    calls = [index for index, item in enumerate(answer["output"]) if item["type"] == "function_call"]
+    if calls:
+        cut = answer["output"].pop(calls[-1])
+        answer["output"].append(_text_item(cut, cut["arguments"]))
+    return bool(calls)
+
+
+def _text_item(call: _Object, arguments: str) -> _Object:
+    """A message with the text of a call in its place."""
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": _as_text(call["name"], arguments)}
+    id_ = f"msg_{call['id']}"
+    return {"type": "message", "content": [part], "id": id_, "role": "assistant", "status": "incomplete"}
+
+
+def _mend_response_stream(events: list[_Event]) -> None:
+    found = [event.data for event in events if event.data is not None]
+    added = [
+        each
+        for each in found
+        if each["type"] == "response.output_item.added" and each["item"]["type"] == "function_call"
+    ]
+    if not added or any(each["type"] == "response.completed" for each in found):
+        return
+    place, first = added[-1]["output_index"], found[0]["sequence_number"]
+    arguments = _joined(
+        (each for each in found if each.get("output_index") == place and each["type"].endswith("arguments.delta")),
+        "delta",
+    )
+    item = _text_item(added[-1]["item"], arguments)
+    kept = []
+    for event in events:
+        data = event.data or {}
+        if data is added[-1]:
+            kept += [_Event.of(each) for each in _text_events(item, place)]
+        elif data.get("output_index") != place:
+            kept.append(event)
+        if data.get("type") == "response.incomplete":
+            data["response"]["output"][place] = item
+    for number, event in enumerate((each for each in kept if each.data is not None), start=first):
+        assert event.data is not None
+        event.data["sequence_number"] = number
+    events[:] = kept
+
+
+def _text_events(item: _Object, output_index: int) -> list[_Object]:
+    part = item["content"][0]
+    place = {"item_id": item["id"], "output_index": output_index, "content_index": 0}
+    opened = {**item, "content": [], "status": "in_progress"}
+    return [
+        {"type": "response.output_item.added", "output_index": output_index, "item": opened},
+        {"type": "response.content_part.added", **place, "part": {**part, "text": ""}},
+        {"type": "response.output_text.delta", **place, "delta": part["text"], "logprobs": []},
+        {"type": "response.output_text.done", **place, "text": part["text"], "logprobs": []},
+        {"type": "response.content_part.done", **place, "part": part},
+        {"type": "response.output_item.done", "output_index": output_index, "item": item},
+    ]
+
+
+_BODIES: dict[str, Callable[[_Object], bool]] = {
+    CHATS: _mend_chat_body,
+    MESSAGES: _mend_message_body,
+    RESPONSES: _mend_response_body,
+}
+_STREAMS: dict[str, Callable[[list[_Event]], None]] = {
+    CHATS: _mend_chat_stream,
+    MESSAGES: _mend_message_stream,
+    RESPONSES: _mend_response_stream,
+}
