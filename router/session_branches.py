@@ -319,7 +319,7 @@ class _UnnamedRounds:
             for size in {len(tail) for tail in self._tails.get(digest, ())}:
                 tail = prompt[at : at + size]
                 known = self._tails[digest].get(tail)
-                if known is not None and known.tokens <= request.prompt_tokens:
+                if known is not None and known.tokens < request.prompt_tokens:
                     found = (digest, tail, known) if found is None or known.tokens > found[2].tokens else found
         if found is None:
             return None

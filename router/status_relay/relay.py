@@ -2,7 +2,8 @@
 
 An error whose message names a time gets `Retry-After`, because a coordinator gives the frontend a message and no
 headers, and so does every 503. A 404 of a model that is on its way is a 503. Health is told without the ids and the
-addresses of the graph. Sessions get the names that their clients give them elsewhere (`sessions`). Requests that the frontend refuses are mended (`mending`), and so are cut calls (`cut_calls`).
+addresses of the graph. Dynamo gets the names of sessions in its own header (`sessions`). Requests that the frontend
+refuses are mended (`mending`), and so are cut calls (`cut_calls`).
 """
 
 from __future__ import annotations

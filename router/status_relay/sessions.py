@@ -54,6 +54,7 @@ SOURCES = (
     Source("x-*-chat-id"),
     Source("x-task-id"),
     Source("x-kilocode-taskid"),
+    Source("body:session_id"),
     Source("body:litellm_session_id"),
     Source("body:metadata.session_id"),
     Source("body:metadata.sessionId"),

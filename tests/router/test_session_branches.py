@@ -210,11 +210,12 @@ def test_the_longest_prompt_counts() -> None:
         (tokens(1), [*tokens(1, 150), *tokens(2)], {}),
         (tokens(1, LEAST_TOKENS), [*tokens(1, LEAST_TOKENS), *tokens(2)], {}),
         (tokens(1), tokens(1, 198), {}),
+        (tokens(1), tokens(1), {}),
         (tokens(1), [*tokens(1), *tokens(2)], {"continued_tokens": 3}),
     ],
 )
 def test_what_is_no_session(first: list[int], second: list[int], fields: dict[str, Any]) -> None:
-    """Another tenant, another prompt, a few tokens, a shorter prompt, and the rest of an output."""
+    """Another tenant, another prompt, a few tokens, a shorter prompt, the same one, and the rest of an output."""
     site = Site()
     site.round(first, None)
     assert not site.round(second, None, **fields).request.is_named
