@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 from urllib.parse import quote, unquote
+from uuid import uuid4
 
 KEY_BYTES = 32
 
@@ -97,6 +98,19 @@ def session_key(tenant: str, session_id: str) -> str:
     for part in parts:
         digest.update(part)
     return digest.digest()[:_SESSION_KEY_BYTES].hex()
+
+
+_ROOT_DIGITS = 16
+
+
+def branch_key(root: str) -> str:
+    """A fresh name of a branch of a session. Its first half is that of the session's name."""
+    return root[:_ROOT_DIGITS] + uuid4().hex[:_ROOT_DIGITS]
+
+
+def is_branch_of(key: str, root: str) -> bool:
+    """Whether a name is that of a session or of one of its branches."""
+    return key[:_ROOT_DIGITS] == root[:_ROOT_DIGITS]
 
 
 def is_session_key(text: str) -> bool:

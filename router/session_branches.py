@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from uuid import uuid4
 
-from ampd.keys import PAGE_TOKENS, TOKEN_BYTES, session_key
+from ampd.keys import PAGE_TOKENS, TOKEN_BYTES, branch_key, session_key
 from ampd.telemetry.windows import LENGTH_S
 from ampd.types import BreakingSession
 from router.request import RoundRequest
@@ -183,7 +183,7 @@ class SessionBranches:
             return Found(named, goes_on=True, breaks_at_tokens=at_tokens)
         new = request.session_id
         if new in tree.branches:
-            new = session_key(request.tenant, f"{tree.client_id}\0{uuid4().hex}")
+            new = branch_key(new)
         tree.young[new] = None
         fork = Fork(session.binding.worker_id if session.binding else None, at_tokens)
         return Found(replace(request, session_id=new), fork, goes_on=True, breaks_at_tokens=at_tokens)

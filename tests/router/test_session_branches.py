@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ampd.keys import pack_tokens, session_key
+from ampd.keys import is_branch_of, is_session_key, pack_tokens, session_key
 from ampd.state.store import Binding, SessionLimits
 from ampd.types import BreakingSession, Slo
 from router.request import RoundRequest
@@ -77,6 +77,8 @@ def test_contexts_that_take_turns_are_branches_of_their_own() -> None:
             found = site.round(prompt)
             assert (key(found), found.breaks_at_tokens) == (first[tag], None)
     assert {*site.branches.of(first[2])} == {*first.values()}
+    assert all(is_session_key(name) and is_branch_of(name, NAME) for name in first.values())
+    assert not is_branch_of(session_key("other", "s"), NAME)
 
 
 def test_contexts_of_a_name_that_begin_at_once_are_told_apart() -> None:
