@@ -77,6 +77,11 @@ def read_secrets(path: Path | None, prog: str) -> tuple[bytes, ...]:
     return found
 
 
+def secret_mark(secret: bytes) -> str:
+    """A name of a secret that does not tell it. Workers publish those of the secrets that they accept."""
+    return hmac.new(secret, b"mark", sha256).hexdigest()[:16]
+
+
 def operator_token(secret: bytes) -> str:
     """What a request at a coordinator's system port must bring to see or end sessions.
 

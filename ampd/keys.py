@@ -119,7 +119,8 @@ def is_session_key(text: str) -> bool:
 
 
 SESSION_HEADER = "x-dynamo-session-id"
-MAX_SESSION_ID_CHARS = 512
+MAX_SESSION_ID_CHARS = 256
+"""Dynamo's frontends refuse longer ones with 400 if there are several coordinators."""
 
 _ENCODED = "UTF-8''"
 _PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")

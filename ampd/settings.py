@@ -30,7 +30,7 @@ from yaml import YAMLError
 
 from ampd.documents import first_problem
 from ampd.errors import UserError, did_you_mean, one_line_of
-from ampd.types import Slo
+from ampd.types import MAX_WAIT, Slo
 
 PREFIX = "AMPD_"
 DYNAMO_PREFIX = "DYN_"
@@ -328,7 +328,7 @@ class GraphSettings(Settings):
     ttft: float = Field(2.0, gt=0, description="TTFT target in seconds, for rounds that bring none of their own.")
     itl: float = Field(0.1, gt=0, description="ITL target in seconds, for rounds that bring none of their own.")
     max_wait: float = Field(
-        4.0,
+        MAX_WAIT,
         ge=0,
         description="Longest predicted wait of a round, in TTFT targets, before it gets 429; a quarter for "
         "a session's first round. A round that has waited twice as long is given up. 0: no "

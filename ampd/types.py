@@ -84,6 +84,9 @@ class Slo:
         return itl_s is None or itl_s <= self.itl_s
 
 
+MAX_WAIT = 4.0
+"""Longest predicted wait of a round, in TTFT targets, where no other is set (`ampd.serving.admission`)."""
+
 ATTAINMENT = 0.9
 """Attainment of the targets: the share of rounds within both that counts as carrying a load. Goodput asks for it."""
 
@@ -278,6 +281,8 @@ class WorkerView:
             (`ampd.serving.shared_prefixes`).
         fingerprint: of weights and settings; workers read KV from each other only if it is equal; "": not known.
         tokenizer: digest of what its token ids mean (`ampd.model_folder`); "": not known.
+        secrets: marks of the secrets whose signatures it accepts (`ampd.call_signatures`); empty: it takes every call.
+        clock_s: its wall clock when it published; 0: not known.
     """
 
     worker_id: Text
@@ -300,6 +305,8 @@ class WorkerView:
     kv_window: KvWindow = KvWindow()
     shared_prefixes: Mapping[Text, Count] = field(default_factory=dict)
     tokenizer: Text = ""
+    secrets: tuple[Text, ...] = ()
+    clock_s: Seconds = 0.0
 
     @property
     def queued_prefills(self) -> int:
@@ -385,7 +392,7 @@ class BreakingSession:
 class CoordinatorView:
     """The state that a coordinator publishes for viewers such as `ampd top`. No policy reads it.
 
-    Other coordinators read only its `context_tokens`, before they register the model anew (`router.other_cards`).
+    Other coordinators read only its `context_tokens`, before they register the model anew (`router.model_card`).
 
     Attributes:
         coordinator_id: the Dynamo instance id, in hexadecimal.

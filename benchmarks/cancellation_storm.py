@@ -31,7 +31,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import uvloop
 from dynamo.runtime import Context
@@ -111,7 +111,7 @@ class LocalWorkers:
         if worker_id not in self._answering:
             ends = RoundEnds(worker_id, Signer((), worker_id))
             self._ends.append(ends)
-            self._answering[worker_id] = ClientRounds(worker_id, self.parts[worker_id].rounds, self, ends)
+            self._answering[worker_id] = ClientRounds(worker_id, self.parts[worker_id].rounds, cast(Any, self), ends)
         return HandlerStream(partial(self._answering[worker_id].serve, request, context), context=context)
 
     async def lives(self, worker_id: str) -> bool:

@@ -33,8 +33,9 @@ from typing import Any
 from ampd.documents import replacing
 from ampd.perf.presets import analytic_model
 from ampd.policies import defaults
-from ampd.types import Parallelism, Slo
+from ampd.types import GIB, MAX_WAIT, Parallelism, Slo
 from benchmarks.rate_search import RateSearch
+from planner.case_settings import STORE_GIB_PER_GPU
 from planner.layout.fluid import costs_of
 from planner.layout.layout import Layout, PlanCase, replicas_of
 from planner.layout.plan import Wishes, make_plan
@@ -79,17 +80,22 @@ class Instance:
             for degree in _DEGREES
             if degree <= gpus and Parallelism(degree) in model.parallelisms
         }
+        fitting = {degree: tokens for degree, tokens in capacities.items() if not 0 < tokens < longest}
+        token_bytes = model.profile.kv_bytes_per_token
+        assert token_bytes is not None
         return PlanCase(
             sessions,
             0.0,
             Slo(self.ttft_s, self.itl_s),
             model,
-            {degree: tokens for degree, tokens in capacities.items() if not 0 < tokens < longest},
+            fitting,
             gpus,
             defaults.ROUTING,
             defaults.ORDERING,
             defaults.SLICING,
-            SimulationOptions(),
+            defaults.POOLS,
+            SimulationOptions(max_wait=MAX_WAIT),
+            {degree: int(STORE_GIB_PER_GPU * degree * GIB) // token_bytes for degree in fitting},
         )
 
     def _sessions(self) -> tuple[Session, ...]:

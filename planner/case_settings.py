@@ -137,6 +137,10 @@ class KvFormat(StrEnum):
         return {KvFormat.AUTO: 0, KvFormat.BF16: 16, KvFormat.FP8: 8}[self]
 
 
+STORE_GIB_PER_GPU = 64.0
+"""Host memory for the KV of sessions: about the KV memory of a GPU of 141 GB with a 32B model."""
+
+
 class CaseSettings(Settings):
     """A workload on a kind of hardware."""
 
@@ -163,7 +167,7 @@ class CaseSettings(Settings):
         None, ge=1, description="KV memory of every replica in tokens; default: the performance model's."
     )
     kv_store_gib_per_gpu: float = Field(
-        0.0,
+        STORE_GIB_PER_GPU,
         ge=0,
         description="Host memory of the KV stores in GiB per GPU; 0: no stores.",
     )
@@ -212,11 +216,12 @@ class CaseSettings(Settings):
         """Host memory of a replica's KV store in tokens; 0: it has none.
 
         Raises:
-            UserError: the performance model does not know the size of a token's KV.
+            UserError: a size is given, and the performance model does not know the size of a token's KV.
         """
-        if not self.kv_store_gib_per_gpu:
-            return 0
         token_bytes = model.profile.kv_bytes_per_token
+        is_given = "kv_store_gib_per_gpu" in self.model_fields_set
+        if not self.kv_store_gib_per_gpu or (token_bytes is None and not is_given):
+            return 0
         if token_bytes is None:
             raise UserError(f"--kv-store-gib-per-gpu: {model.name} has no kv_bytes_per_token; add it to the file")
         tokens = int(self.kv_store_gib_per_gpu * parallelism.tp * GIB) // token_bytes
@@ -311,6 +316,7 @@ class PlanSettings(CaseSettings):
     routing: str = Field(defaults.ROUTING, description="Routing policy of the simulations.")
     ordering: str = Field(defaults.ORDERING, description="Order of the prefill queues.")
     slicing: str = Field(defaults.SLICING, description="What an engine computes next.")
+    pools: str = Field(defaults.POOLS, description="When replicas change their roles; static: never.")
     jobs: int | None = Field(None, ge=1, description="Number of processes; default: one per core.")
     gpu_price: float | None = Field(
         None, gt=0, description="Price of a GPU for an hour, in any currency: layouts get prices."

@@ -18,7 +18,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
 from ampd.reports import format_number, format_share
 from ampd.settings import parse_settings
-from ampd.types import Parallelism
+from ampd.types import MAX_WAIT, Parallelism
 from planner.case_settings import Limit, PlanSettings, misfits, provenance_of
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.explain import (
@@ -53,7 +53,7 @@ def run(argv: Sequence[str]) -> int:
     """
     start_s = time.perf_counter()
     settings = parse_settings(PlanSettings, argv, PROG)
-    for kind in ("routing", "ordering", "slicing"):
+    for kind in ("routing", "ordering", "slicing", "pools"):
         create_named(kind, getattr(settings, kind))
     check_writable(settings.report)
     check_flags(settings)
@@ -108,7 +108,8 @@ def case_of(
         settings.routing,
         settings.ordering,
         settings.slicing,
-        SimulationOptions(seed=settings.seed),
+        settings.pools,
+        SimulationOptions(seed=settings.seed, max_wait=MAX_WAIT),
         {degree: tokens for degree in fitting if (tokens := settings.kv_store_of(model, Parallelism(degree)))},
         settings.attainment,
     )
@@ -235,6 +236,7 @@ def planned(
         "routing": case.routing,
         "ordering": case.ordering,
         "slicing": case.slicing,
+        "pools": case.pools,
         "trace": settings.trace,
         "seed": settings.seed,
         "resident_kv_tokens": demand.resident_kv_tokens,

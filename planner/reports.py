@@ -130,7 +130,8 @@ def _reproduction(result: dict[str, Any]) -> Section:
         result["command"],
         f"AMPD {result['version']}, seed {result['seed']}, {result['trials']} simulations. "
         f"Variables AMPD_* of the environment count as flags. {_end(result)}",
-        f"Policies: {result['routing']} (routing), {result['ordering']} (ordering), {result['slicing']} (slicing).",
+        f"Policies: {result['routing']} (routing), {result['ordering']} (ordering), {result['slicing']} (slicing), "
+        f"{result['pools']} (pools).",
     ]
     return Section("How to reproduce", text=text, is_half=True)
 

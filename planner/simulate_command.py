@@ -20,10 +20,10 @@ from ampd.policies.naming import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports import format_share
 from ampd.settings import has_usual_size, parse_settings
-from ampd.types import Moves, Slo
+from ampd.types import MAX_WAIT, Moves, Slo
 from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
 from planner.parallel import in_parallel
-from planner.simulator.options import Cluster, Policies, SimulationOptions
+from planner.simulator.options import Cluster, Policies, SimulationOptions, started
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
 from workloads.results import local_share
@@ -37,12 +37,17 @@ class SimulateSettings(CaseSettings):
     """Simulate how a cluster serves a trace of agent sessions."""
 
     topics: ClassVar = {
-        "prefill": "replicas",
+        "workers": "replicas",
         "mode": "policies",
         "rate": "times, limits and moves",
         "jobs": "processes and results",
     }
 
+    workers: str | None = Field(
+        None,
+        description="Replicas whose roles follow the load (--pools), as 4xTP2; instead of --prefill and --decode, "
+        "which say in which roles they start.",
+    )
     prefill: str | None = Field(
         None,
         description="Prefill replicas, as 2xTP4 (or 2x4) or 2xTP4,1xTP8; 0: none. Default: 1xTP1, with --mixed none.",
@@ -80,7 +85,7 @@ class SimulateSettings(CaseSettings):
         description="GPUs of a host, whose workers load each other's KV in place. 0: all KV goes over the network.",
     )
     max_wait: float = Field(
-        0.0,
+        MAX_WAIT,
         ge=0,
         description="Longest predicted wait of a round in TTFT targets; refused rounds come back. 0: no refusals.",
     )
@@ -201,6 +206,14 @@ def _scene(settings: SimulateSettings, sessions: Sequence[Session]) -> Scene:
 
 
 def _cluster(settings: SimulateSettings, model: PiecewiseModel) -> Cluster:
+    if settings.workers is not None:
+        if given := sorted({"prefill", "decode", "mixed"} & settings.model_fields_set):
+            raise UserError(f"--{given[0]}: --workers are replicas of any role; leave out one of the two flags")
+        workers = settings.group(settings.workers, "--workers", model)
+        if not workers:
+            raise UserError("--workers: at least one replica is needed, as in 1xTP4")
+        prefill, decode = started(workers)
+        return Cluster(decode, prefill, model.profile.max_context_tokens or 0)
     mixed = settings.group(settings.mixed, "--mixed", model)
     default = "0" if mixed else "1xTP1"
     cluster = Cluster(

@@ -9,6 +9,7 @@ from typing import Any
 
 from ampd.call_signatures import check_closed
 from ampd.child_process import exit_now
+from ampd.connections import bound_silence
 from ampd.errors import guarded
 from ampd.model_folder import check_model_folder
 from ampd.settings import parse_settings
@@ -43,6 +44,7 @@ def _run(argv: list[str]) -> int:
     from router.process import serve_coordinator
 
     configure_logging()
+    bound_silence()
 
     @dynamo_worker()  # type: ignore[untyped-decorator]
     async def serve(runtime: Any) -> None:

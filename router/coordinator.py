@@ -27,8 +27,7 @@ from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.decision_record import Observer
 from router.frames import Frame
-from router.lease_probe import LeaseProbe
-from router.own_tokenizer import OwnTokenizer
+from router.own_graph import OwnGraph
 from router.placement import Placer, log_left_out
 from router.policies import CoordinatorPolicies
 from router.pools import PoolsKeeper
@@ -36,15 +35,14 @@ from router.request import RoundRequest, parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
-from router.round_run import RoundRun, pipe
+from router.round_run import RoundRun, Services, pipe
 from router.round_window import Counts
-from router.services import Services
 from router.session_branches import SessionBranches
 from router.session_control import SessionControl
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
 from router.targets import TargetLimits
-from router.worker_access import WorkerAccess
+from router.worker_access import LeaseProbe, WorkerAccess
 from router.worker_deaths import WorkerDeaths
 
 log = logging.getLogger(__name__)
@@ -101,6 +99,7 @@ class Coordinator:
         self.failures: Counter[int] = Counter()
         self.counts = Counts()
         limits = _session_limits(settings)
+        self._own = OwnGraph(tokenizer)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.branches = SessionBranches(sessions, limits.new_ttl_s, clock)
         self.view = ClusterView(
@@ -108,7 +107,7 @@ class Coordinator:
             lease_s=settings.lease_s,
             clock=clock,
             model=policies.model,
-            serves=OwnTokenizer(tokenizer).serves,
+            serves=self._own.serves,
             on_session_end=self.branches.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
@@ -183,6 +182,7 @@ class Coordinator:
         Raises:
             StateUnavailableError
         """
+        self._own.sign_with(keys)
         await self.view.start()
         await self._ends.listen(keys)
         self._ends.start()

@@ -24,8 +24,7 @@ from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
 from router.frames import FrameServer
-from router.model_card import ModelCard, smallest_context_tokens
-from router.other_cards import OtherCards
+from router.model_card import ModelCard, OtherCards, smallest_context_tokens
 from router.policies import CoordinatorPolicies
 from router.presence import Presence
 from router.round_window import RoundWindow

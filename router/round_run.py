@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send
@@ -17,20 +18,22 @@ from ampd.serving.local_only import RESUMED, local_only
 from ampd.serving.moves import drops_history
 from ampd.state.store import TaskDone
 from ampd.telemetry import tracing
+from ampd.telemetry.logs import RoundLog
 from ampd.types import Route
 from ampd.wire import ENGINE_DIED, OVERLOADED, GenerateRequest, RoundReport, Source, encode_task
 from router.calls import CallContext, WorkerCalls
-from router.decision_record import DecisionRecord, notify
+from router.decision_record import DecisionRecord, Observer, notify
 from router.fingerprints import mark_of
-from router.placement import Placement
+from router.placement import Placement, Placer
 from router.request import RoundRequest, link
+from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_log import log_placed
-from router.services import Services
-from router.session_branches import Found
-from router.session_memory import SessionOwner
-from router.unplaced_round import PromptHistory, UnplacedRound
-from router.worker_deaths import RequestDeaths
+from router.session_branches import Found, SessionBranches
+from router.session_memory import SessionMemory, SessionOwner
+from router.unplaced_round import KnownPrefixes, PromptHistory, UnplacedRound
+from router.worker_access import WorkerAccess
+from router.worker_deaths import RequestDeaths, WorkerDeaths
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +44,52 @@ _END_COMES_S = 1.0
 
 Deliver = Callable[[str, GenerateRequest], Awaitable[None]]
 """Gives a round to a worker, by its id. It raises an error of `router.round_errors` if the worker does not take it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a coordinator that its rounds use.
+
+    Attributes:
+        policy: name of the routing policy, for the decision record.
+        retries: lost workers that a round survives.
+        page_size_tokens: tokens per KV page of the workers.
+        spawn: starts work that outlives the round.
+        deaths: the workers that died under rounds.
+        ends: the rounds that workers have.
+        refused: called with the status and the message of a round that its worker has refused.
+        observers: called with each round at its end.
+        round_log: which log lines are written for rounds that go well.
+        prefixes: the prefixes that sessions share.
+    """
+
+    placer: Placer
+    access: WorkerAccess
+    sessions: SessionMemory
+    branches: SessionBranches
+    policy: str
+    retries: int
+    page_size_tokens: int
+    clock: Callable[[], float]
+    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    deaths: WorkerDeaths
+    ends: RoundEnds[Any]
+    refused: Callable[[int, str], None] = lambda _status, _message: None
+    observers: tuple[Observer, ...] = ()
+    round_log: RoundLog = RoundLog.END
+    prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
+
+    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
+        """End a session with its branches everywhere: in this replica's memory, in the shared state and on the workers.
+
+        Args:
+            used: workers that served the session's last round.
+        """
+        keys = self.branches.of(session_id)
+        self.branches.forget(session_id)
+        await asyncio.gather(
+            *(self.access.end_session(key, tenant, used if key == session_id else set()) for key in keys)
+        )
 
 
 class RoundRun:

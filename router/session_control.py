@@ -11,7 +11,7 @@ from ampd.call_signatures import operator_token
 from ampd.keys import is_session_key, session_key
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.wire import SESSIONS_ROUTE
-from router.services import Services
+from router.round_run import Services
 
 MOST_LISTED = 1000
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.state.redis_store import StateStore
 from ampd.state.store import Binding, StateUnavailableError
 from ampd.state.view import ClusterView
@@ -118,3 +119,41 @@ class WorkerAccess:
             log.info("session %r was not released by a worker: %s", session_id, error)
         else:
             self.view.holding(worker_id, session_id, 0)
+
+
+class LeaseProbe(InBackground):
+    """Calls the overdue workers of a view: one that answers stays for another lease, one that does not is dropped.
+
+    While the shared state is lost every worker is overdue after a lease, and a dropped worker is called again, because
+    no publication can bring it back. A worker that has left to finish its rounds is overdue after each lease.
+
+    Args:
+        timeout_s: longest wait for an answer.
+    """
+
+    def __init__(self, view: ClusterView, calls: WorkerCalls, timeout_s: float, interval_s: float = 0.1) -> None:
+        self._view = view
+        self._calls = calls
+        self._timeout_s = timeout_s
+        self._interval_s = interval_s
+        self._task = SupervisedTask("lease-probe", self._run)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            if overdue := self._view.overdue():
+                async with asyncio.TaskGroup() as group:
+                    for worker_id in overdue:
+                        group.create_task(self._ask(worker_id))
+
+    async def _ask(self, worker_id: str) -> None:
+        try:
+            await self._calls.kv(worker_id, {"op": "match", "keys": []}, self._timeout_s)
+        except WorkerLostError as error:
+            if self._view.knows(worker_id):
+                log.warning("worker %s: its lease is over, and %s", worker_id, error)
+            self._view.drop_overdue(worker_id)
+        except WorkerRefusedError:
+            self._view.answered(worker_id)
+        else:
+            self._view.answered(worker_id)

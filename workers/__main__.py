@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from ampd.call_signatures import check_closed
 from ampd.child_process import exit_now
+from ampd.connections import bound_silence
 from ampd.errors import guarded
 from ampd.settings import parse_settings
 from ampd.telemetry.logs import configure_logging
@@ -42,6 +43,7 @@ def _run(arguments: list[str]) -> int:
     from workers.component import serve_worker
 
     configure_logging()
+    bound_silence()
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
     async def worker(runtime: DistributedRuntime) -> None:

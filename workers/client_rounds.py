@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
 
 from dynamo.runtime import Context
 
@@ -31,6 +30,7 @@ from ampd.wire import (
 from workers.call_guard import CallRefusedError
 from workers.client_stream import ClientStream, ends_at_prefill, grouped, signs_of_life
 from workers.engines.base import EngineError
+from workers.peers import DynamoPeers
 from workers.round_ends import RoundEnds
 from workers.round_service import RoundService
 
@@ -38,16 +38,6 @@ log = logging.getLogger(__name__)
 
 SILENT_S = 10.0
 """A prefill worker that is silent for so long is asked whether it lives."""
-
-
-class Prefills(Protocol):
-    """The prefill workers, by worker id."""
-
-    async def prefill(self, worker_id: str, request: PrefillRequest, context: Any) -> AsyncIterator[Chunk]: ...
-
-    async def lives(self, worker_id: str) -> bool:
-        """Whether a worker answers."""
-        ...
 
 
 class ClientRounds:
@@ -63,7 +53,7 @@ class ClientRounds:
         self,
         worker_id: str,
         rounds: RoundService,
-        prefills: Prefills,
+        prefills: DynamoPeers,
         ends: RoundEnds,
         stream_tokens: int = 1,
         context_limit: int = 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ampd.call_signatures import secret_mark
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.base import OrderingPolicy
 from ampd.serving.admission import patience_s
@@ -17,8 +18,7 @@ from workers.pending_changes import PendingChanges
 from workers.prefill_queue import AsyncPrefillQueue
 from workers.publisher import Publisher
 from workers.role import WorkerRole
-from workers.round_events import RoundEvents
-from workers.round_log import StepLog
+from workers.round_log import RoundEvents
 from workers.round_service import KvReads, RoundService
 from workers.session_releaser import SessionReleaser
 from workers.settings import WorkerSettings
@@ -31,6 +31,7 @@ class WorkerParts:
 
     Args:
         engine: started.
+        keys: the secrets of the graph.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class WorkerParts:
         model: CorrectedModel,
         ordering: OrderingPolicy,
         clock: Callable[[], float] = time.monotonic,
+        keys: tuple[bytes, ...] = (),
     ) -> None:
         self.settings = settings
         self.engine = engine
@@ -61,7 +63,7 @@ class WorkerParts:
         self.sessions = SessionReleaser(engine.kv, settings.session_ttl_s, clock, settings.session_first_ttl_s)
         windows = WorkerWindows(SlidingWindow(), SlidingWindow(), KvCounts(clock))
         self.read_view: Callable[[], WorkerView] = WorkerViewReader(
-            worker_id, self.role, engine, model, self.queue, windows, clock
+            worker_id, self.role, engine, model, self.queue, windows, clock, tuple(map(secret_mark, keys))
         )
         self.publisher = Publisher(
             store,
@@ -72,8 +74,8 @@ class WorkerParts:
             on_role=self.role.adopt,
             on_return=self._release_ended,
         )
-        steps = StepLog(worker_id, RoundLog(settings.log_rounds))
-        events = RoundEvents(steps, self.recorder, windows, self.changes, clock)
+        log_rounds = RoundLog(settings.log_rounds)
+        events = RoundEvents(worker_id, log_rounds, self.recorder, windows, self.changes, clock)
         reads = KvReads(engine, model, settings.kv_timeout_s)
         self.rounds = RoundService(worker_id, engine, self.queue, self.sessions, events, reads, clock)
 

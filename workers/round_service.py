@@ -9,6 +9,8 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, cast
 from uuid import uuid4
 
@@ -17,17 +19,16 @@ import msgspec
 from ampd.background_tasks import RoundsInProgress
 from ampd.errors import UserError
 from ampd.handler_stream import Chunk
-from ampd.keys import tenant_of
+from ampd.keys import TOKEN_BYTES, page_keys, tenant_of
 from ampd.perf.corrections import READ, CorrectedModel
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.kv_tiers import longest_read_s, reading_pays, reusable_tokens
 from ampd.types import Count, Parallelism, PrefillTask
 from ampd.wire import MAX_CHOICES, REPORT_KEY, GenerateRequest, KvReply, KvRequest, PrefillRequest, Source, decode_task
-from workers.context_keys import ContextKeys
 from workers.engines.base import Engine, EngineError, EngineOutput, EngineRequest, OnPass
 from workers.kv.exchange import KvFetch
 from workers.prefill_queue import AsyncPrefillQueue, QueuePlace
-from workers.round_events import RoundEvents
+from workers.round_log import RoundEvents
 from workers.round_progress import RoundProgress
 from workers.session_releaser import SessionReleaser
 
@@ -109,6 +110,73 @@ def usage_of(output: EngineOutput) -> dict[str, Any]:
     }
 
 
+MOST_PAGES = 1 << 19
+"""Of all sessions together: 8 million tokens with pages of 16. Their keys take at most 40 MB, and less where the
+directory of the store has the same keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A prompt that was hashed.
+
+    Attributes:
+        digest: of its full pages' tokens, all at once, which takes a tenth of the time of hashing them page by page.
+    """
+
+    tenant: str
+    digest: bytes
+    keys: list[bytes]
+
+
+class ContextKeys:
+    """Names the pages of prompts (`ampd.keys`). Each page of a session is hashed here once, not in each round.
+
+    A prompt takes over the keys of its session's last one only if it begins with the same tokens. This is checked by
+    their digest, as the names of pages are, and neither another process nor the session's name is believed.
+
+    Args:
+        most_pages: whose keys are kept, of the sessions that were used last.
+    """
+
+    def __init__(self, most_pages: int = MOST_PAGES) -> None:
+        self._most_pages = most_pages
+        self._pages = 0
+        self._known: dict[str, _Known] = {}
+
+    def of(self, session_id: str, packed: array[int], page_tokens: int, *, tenant: str) -> list[bytes]:
+        """One key per full page of a session's prompt.
+
+        Args:
+            packed: the prompt as native 32-bit words.
+            page_tokens: tokens per page, the same in all calls.
+        """
+        words = memoryview(packed).cast("B")[: len(packed) // page_tokens * page_tokens * TOKEN_BYTES]
+        before = self._taken(session_id)
+        known_bytes = len(before.keys) * page_tokens * TOKEN_BYTES if before else 0
+        digest = sha256(words[:known_bytes])
+        is_longer = before is not None and before.tenant == tenant and known_bytes <= len(words)
+        known = before.keys if before and is_longer and digest.digest() == before.digest else ()
+        keys = page_keys(packed, page_tokens, known, tenant=tenant)
+        digest.update(words[known_bytes:])
+        self._keep(session_id, _Known(tenant, digest.digest(), keys))
+        return keys
+
+    def forget(self, session_id: str) -> None:
+        """Forget a session, which has ended or moved away."""
+        self._taken(session_id)
+
+    def _taken(self, session_id: str) -> _Known | None:
+        known = self._known.pop(session_id, None)
+        self._pages -= len(known.keys) if known else 0
+        return known
+
+    def _keep(self, session_id: str, known: _Known) -> None:
+        self._known[session_id] = known
+        self._pages += len(known.keys)
+        while self._pages > self._most_pages:
+            self.forget(next(iter(self._known)))
+
+
 Chunks = AsyncGenerator[Chunk, None]
 
 
@@ -152,7 +220,7 @@ class RoundService:
 
     async def prefill(self, request: PrefillRequest) -> Chunks:
         """Prefill a context for another worker: one chunk with the first token. The KV stays for the other's read."""
-        source = self._peer(request["source"])
+        source = self._peer(request)
         progress = self._begin(request)
         try:
             with self._place(progress, source) as place:
@@ -170,7 +238,7 @@ class RoundService:
 
     async def generate(self, request: GenerateRequest) -> Chunks:
         """Run a round to its end. With a source its increment was prefilled there; without a source it queues here."""
-        source = self._peer(request["source"])
+        source = self._peer(request)
         progress = self._begin(request)
         whole = source if request.get("is_prefilled") else None
         chunks = self._taken_over(request, progress, whole) if whole else self._local(request, progress, source)
@@ -323,7 +391,9 @@ class RoundService:
         self._events.found(progress, hit_tokens)
         return {**chunk, REPORT_KEY: progress.report(load, held_tokens, hit_tokens)}
 
-    def _peer(self, source: Source | None) -> Source | None:
+    def _peer(self, request: PrefillRequest) -> Source | None:
+        """The source of a round's KV, if it is another worker."""
+        source: Source | None = msgspec.convert(request["source"], Source | None)
         return None if source is None or source[0] == self._worker_id else source
 
     def _outputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -68,7 +69,11 @@ def listed(tasks: tuple[PrefillTask, ...]) -> tuple[tuple[PrefillTask, ...], Que
 
 
 class WorkerViewReader:
-    """Reads the worker's parts; held sessions are not included."""
+    """Reads the worker's parts; held sessions are not included.
+
+    Args:
+        secrets: marks of those that it accepts.
+    """
 
     def __init__(
         self,
@@ -79,6 +84,7 @@ class WorkerViewReader:
         queue: AsyncPrefillQueue,
         windows: WorkerWindows,
         clock: Callable[[], float],
+        secrets: tuple[str, ...] = (),
     ) -> None:
         self._worker_id = worker_id
         self._role = role
@@ -87,6 +93,7 @@ class WorkerViewReader:
         self._queue = queue
         self._windows = windows
         self._clock = clock
+        self._secrets = secrets
 
     def __call__(self) -> WorkerView:
         """The worker now."""
@@ -112,4 +119,6 @@ class WorkerViewReader:
             fingerprint=info.fingerprint,
             tokenizer=info.tokenizer,
             shared_prefixes=self._engine.kv.shared_prefixes,
+            secrets=self._secrets,
+            clock_s=time.time() if self._secrets else 0.0,
         )

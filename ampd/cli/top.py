@@ -21,11 +21,10 @@ from functools import partial
 from typing import Any, ClassVar
 
 from pydantic import Field
-from rich.console import Console
 from rich.live import Live
 
 from ampd.cli.serve.settings import EMBEDDED
-from ampd.cli.top_screen import Row, as_text, screen
+from ampd.cli.top_screen import Row, as_text, page
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import load_performance_model, profile_names
@@ -361,7 +360,7 @@ def _model_of(graph: LocalGraph) -> PiecewiseModel | None:
 Read = Callable[[], Awaitable[Row]]
 
 QUIT_KEYS = frozenset("qQ\x03\x04")
-_HINT = "q or Ctrl-C ends"
+_HINT = " (q or Ctrl-C ends)"
 _WITHOUT_TERMINAL = (100, 24)
 """Columns and lines; COLUMNS and the size of a terminal come first."""
 
@@ -406,17 +405,17 @@ async def show_each(read: Read, interval_s: float, stopped: asyncio.Event, first
 
     While the shared state is lost, the last snapshot stays on the screen with the reason.
     """
-    console, snapshot, page = Console(), first, first
-    with _quit_keys(stopped), Live(console=console, screen=True, auto_refresh=False) as live:
+    snapshot = shown = first
+    with _quit_keys(stopped), Live(screen=True, auto_refresh=False) as live:
         while not stopped.is_set():
-            live.update(screen(page, console.width, console.height, _HINT), refresh=True)
+            live.update(page(shown, _HINT), refresh=True)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), interval_s)
             try:
-                page = snapshot = await read()
+                shown = snapshot = await read()
             except StateUnavailableError as error:
                 note = f"as of {snapshot['taken_at']}: {error}"
-                page = {**snapshot, "notes": [note, *snapshot["notes"]]}
+                shown = {**snapshot, "notes": [note, *snapshot["notes"]]}
 
 
 @contextlib.contextmanager

@@ -15,6 +15,14 @@ POOLS_INTERVAL_S = 0.5
 """Time between two questions to the pools policy, where no other is set."""
 
 
+def prefill_at_start(workers: int) -> int:
+    """How many of these workers start as prefill workers, where none is named as one.
+
+    Half of them, and one less where the number is odd: each round is decoded, but not each needs a prefill worker.
+    """
+    return workers // 2
+
+
 @dataclass(frozen=True, slots=True)
 class DueChange:
     """A change to make. `before`: the worker as it is when its turn comes."""

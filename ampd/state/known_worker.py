@@ -59,6 +59,7 @@ class KnownWorker:
         deadline_s: the end of its lease.
         proof_s: a publication of its role at this time or later proves that its own would have arrived.
         suspect_until_s: it is left out until then.
+        fits: whether it can serve the reader's rounds, by its last publication.
     """
 
     __slots__ = (
@@ -67,6 +68,7 @@ class KnownWorker:
         "_model",
         "_view",
         "deadline_s",
+        "fits",
         "proof_s",
         "published",
         "suspect_until_s",
@@ -75,6 +77,7 @@ class KnownWorker:
     def __init__(self, view: WorkerView, model: PerformanceModel | None) -> None:
         self.deadline_s = self.proof_s = self.suspect_until_s = float("-inf")
         self.published = view
+        self.fits = True
         self._model = model
         self._entered: dict[str, tuple[float, PrefillTask]] = {}
         self._done: dict[str, float] = {}

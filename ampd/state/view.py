@@ -66,7 +66,7 @@ class ClusterView:
         lease_s: lease of workers whose event names none.
         clock: the clock of the tasks' arrival times; monotonic.
         model: predicts the times of queues when they arrive.
-        serves: whether a worker can serve the reader's rounds. Others are left out, as if they were suspect.
+        serves: whether a worker that has just published itself can serve the reader's rounds. Others are left out.
         on_session_end: gets the ids of sessions that ended, at any coordinator.
     """
 
@@ -266,6 +266,7 @@ class ClusterView:
             lost_tasks = worker.publish(view, now_s)
             # A snapshot after a loss says nothing of them: its views may be older than the loss.
             self.counters.lost_tasks += 0 if self._is_lost else lost_tasks
+        worker.fits = self._serves(view)
         worker.renew(now_s, lease_s)
 
     # -- the cached lists
@@ -286,13 +287,27 @@ class ClusterView:
                 self._recheck_s = min(self._recheck_s, worker.deadline_s)
             if worker.suspect_until_s > now_s:
                 self._recheck_s = min(self._recheck_s, worker.suspect_until_s)
-            if self._serves(worker.published):
+            if worker.fits:
                 (suspects if worker.suspect_until_s > now_s else trusted).append(worker)
         lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
         for worker in trusted + _without_substitute(suspects, trusted):
             lists[worker.published.role].append(worker.view())
-        self._listed = {view.worker_id for views in lists.values() for view in views}
+        before, self._listed = self._listed, {view.worker_id for views in lists.values() for view in views}
+        for worker_id in before - self._listed:
+            log.warning(
+                "worker %s leaves the view: %s; left: %s",
+                worker_id,
+                self._why_gone(worker_id),
+                ", ".join(f"{len(views)} {role}" for role, views in lists.items() if views) or "none",
+            )
         return {role: tuple(views) for role, views in lists.items()}
+
+    def _why_gone(self, worker_id: str) -> str:
+        if worker_id in self._leaving:
+            return "it has left by itself"
+        if (worker := self._workers.get(worker_id)) is None:
+            return "its lease is over, and it does not answer or others publish"
+        return "a call to it failed" if worker.fits else "it does not fit this coordinator"
 
     def _expire(self, now_s: float) -> None:
         if self._watcher is None or self._store.refused_ago_s() < self._lease_s:

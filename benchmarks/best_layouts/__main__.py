@@ -35,8 +35,8 @@ class BestLayoutsSettings(Settings):
     quick: bool = Field(False, description="One seed, 30 s of arrivals, precision 1.15: minutes, and no result.")
     rivals_of: Path | None = Field(
         None,
-        description="Folder with tables of an earlier search. Of the rivals only the best ones that these name are "
-        "tried. Rivals do not change when only ours has changed.",
+        description="Folder with tables of an earlier search. Only those rivals are tried that these name as the "
+        "best ones of any setting, on every layout.",
     )
     data: Path | None = Field(None, description="JSON lines of simulations; what it has already is not made again.")
     write: Path | None = Field(None, description="Folder for the tables as CSV files; default: print them.")

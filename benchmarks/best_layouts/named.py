@@ -1,4 +1,4 @@
-"""The best rivals that earlier tables name, so that they need not be searched again when only ours has changed."""
+"""The rivals that earlier tables name, so that those that were never best need not be searched again."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ _GOODPUT = re.compile(r"\S+( ± \S+)? (?P<label>\S.*)")
 
 
 def named_rivals(folder: Path, setting: Setting) -> list[Entry]:
-    """The rivals that the tables of a folder name as the best ones of a setting.
+    """The rivals that the tables of a folder name as the best ones of any setting, on every layout of this one.
 
     Raises:
         UserError: the folder's tables name none, or one that does not exist.
     """
-    labels = dict.fromkeys(_labels(folder, f"{setting.name} {setting.gpu}"))
-    by_label = {entry.label: entry for entry in rivals(setting)}
-    if not labels:
-        raise UserError(f"--rivals-of: no table in {folder} has a row of {setting.name} {setting.gpu} with a rival")
-    if unknown := [label for label in labels if label not in by_label]:
-        raise UserError(f"--rivals-of: {folder} names {unknown[0]!r}; the rivals are {', '.join(by_label)}")
-    return [by_label[label] for label in labels]
+    # A label ends with a layout, but for rivals whose workers are all alike.
+    named = set(_labels(folder))
+    found = [entry for entry in rivals(setting) if {entry.label, entry.contestant.label} & _with_contestants(named)]
+    if not named:
+        raise UserError(f"--rivals-of: no table in {folder} has a rival")
+    return found
 
 
-def _labels(folder: Path, setting: str) -> Iterator[str]:
+def _with_contestants(labels: set[str]) -> set[str]:
+    return labels | {label.rpartition(" ")[0] for label in labels}
+
+
+def _labels(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob("*.csv")):
         for row in result_files.read(path):
-            if row.get("setting") == setting and (match := _GOODPUT.fullmatch(row.get(_COLUMN, ""))):
+            if match := _GOODPUT.fullmatch(row.get(_COLUMN, "")):
                 yield match["label"]

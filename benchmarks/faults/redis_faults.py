@@ -11,6 +11,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import BusyLoadingError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from benchmarks.faults.aims import DEATH_AIM_S
 from benchmarks.faults.clock import step_clock
@@ -151,7 +152,7 @@ async def _delete_dumped(scene: Scene) -> None:
     async with _admin(scene) as client:
 
         async def has_loaded() -> bool:
-            with suppress(BusyLoadingError):
+            with suppress(BusyLoadingError, RedisConnectionError):  # it may not listen yet
                 return bool(await client.ping())
             return False
 

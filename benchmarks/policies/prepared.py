@@ -100,6 +100,7 @@ def _planned(setting: Setting, rate: float, curves: Path) -> dict[str, str]:
             routing=defaults.ROUTING,
             ordering=defaults.ORDERING,
             slicing=defaults.SLICING,
+            pools="static",
             options=SimulationOptions(seed=SEED),
         ),
         top=3,

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from ampd.cli.top import Target
-from ampd.cli.top_screen import Row, lines
+from ampd.cli.top_screen import Row, page
 from ampd.documents import write_document
 from ampd.errors import RunError, guarded
 from ampd.perf.presets import load_performance_model
@@ -99,8 +99,7 @@ def run(argv: Sequence[str]) -> int:
 def svg(snapshot: Row, width: int) -> str:
     """A snapshot as it looks in a terminal of this width."""
     console = Console(record=True, width=width, file=StringIO(), force_terminal=True, color_system="truecolor")
-    for line in lines(snapshot, width):
-        console.print(line, soft_wrap=True, highlight=False)
+    console.print(page(snapshot))
     return console.export_svg(theme=_THEME, code_format=_SVG, unique_id="top")
 
 

@@ -81,6 +81,7 @@ class PlanCase:
     routing: str
     ordering: str
     slicing: str
+    pools: str
     options: SimulationOptions
     kv_store_tokens: dict[int, int] = field(default_factory=dict)
     attainment: float = ATTAINMENT
@@ -110,4 +111,5 @@ class PlanCase:
             create_named("routing", self.routing),
             create_named("ordering", self.ordering),
             create_named("slicing", self.slicing),
+            create_named("pools", self.pools),
         )

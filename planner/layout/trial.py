@@ -133,8 +133,10 @@ class Counts:
             raise TimeOverError
         name = record.session_id
         served = self._sessions[name]
+        first_sent_s, _, lost_s = self._next[name]
+        _count_from(record, first_sent_s)
         ended_s, rounds = record.ended_s, served.session.rounds
-        lost_s = self._next[name][2] + (record.e2e_s or 0.0) - served.rounds_s[record.index]
+        lost_s += (record.e2e_s or 0.0) - served.rounds_s[record.index]
         is_last = record.error is not None or record.index + 1 == len(rounds)
         if is_last:
             del self._next[name]
@@ -174,6 +176,17 @@ class Counts:
     def _allowance_s(self, served: Served) -> float:
         return (TIME_FACTOR - 1) * min(served.whole_s, self._span.seconds)
 
+
+def _count_from(record: SimulatedRound, first_sent_s: float) -> None:
+    """Let a round's times begin when its client sent it first, and not when it came back after a refusal."""
+    refused_s = record.sent_s - first_sent_s
+    if refused_s > _ROUNDING_S and record.ttft_s is not None and record.e2e_s is not None:
+        record.sent_s = first_sent_s
+        record.ttft_s += refused_s
+        record.e2e_s += refused_s
+
+
+_ROUNDING_S = 1e-6
 
 # -- trials
 

@@ -22,7 +22,7 @@ from ampd.policies import defaults
 from ampd.policies.naming import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from ampd.types import Role, Slo
-from planner.case_settings import KvFormat, PlanSettings
+from planner.case_settings import STORE_GIB_PER_GPU, KvFormat, PlanSettings
 from planner.layout.explain import shortfall
 from planner.layout.layout import Layout, layout_label
 from planner.manifest.files import Object, base_objects, check_target, config_map, is_single_file, write_manifest
@@ -63,8 +63,6 @@ _SHARED_MEMORY_GIB_PER_GPU = 4
 _CPUS_PER_GPU = 2
 _HOST_GIB_PER_GPU = 8
 """For SGLang's process of a GPU."""
-STORE_GIB_PER_GPU = 64.0
-"""For the KV of sessions: about the KV memory of a GPU of 141 GB with a 32B model."""
 _LIMIT_OVER_REQUEST = 2
 """Room for the weights while they are loaded."""
 
@@ -405,7 +403,7 @@ def _deployment(settings: PlanSettings, layout: Layout, model: PiecewiseModel, r
         policies={
             "routing": settings.routing,
             "binding": defaults.BINDING,
-            "pools": defaults.POOLS,
+            "pools": settings.pools,
             "ordering": settings.ordering,
             "slicing": settings.slicing,
         },

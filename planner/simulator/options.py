@@ -16,7 +16,7 @@ from ampd.policies import defaults
 from ampd.policies.base import BindingPolicy, OrderingPolicy, PoolsPolicy, RoutingPolicy, SlicingPolicy
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.slicing.whole import WholeSlicing
-from ampd.serving.roles import POOLS_INTERVAL_S
+from ampd.serving.roles import POOLS_INTERVAL_S, prefill_at_start
 from ampd.types import WINDOW_S, Moves, Parallelism, Role, Slo
 from planner.simulator.events import EventLoop
 from planner.simulator.outcome import GapRun, Span
@@ -96,6 +96,13 @@ def merged(groups: Sequence[ReplicaGroup]) -> tuple[ReplicaGroup, ...]:
         ReplicaGroup(count, Parallelism(tp), capacity, store)
         for (tp, capacity, store), count in sorted(replicas.items())
     )
+
+
+def started(workers: Sequence[ReplicaGroup]) -> tuple[tuple[ReplicaGroup, ...], tuple[ReplicaGroup, ...]]:
+    """(prefill, decode) replicas at the start of a cluster whose roles follow the load. The first ones prefill."""
+    single = [replace(group, replicas=1) for group in workers for _ in range(group.replicas)]
+    count = prefill_at_start(len(single))
+    return merged(single[:count]), merged(single[count:])
 
 
 def parse_groups(text: str, flag: str) -> tuple[tuple[int, Parallelism], ...]:

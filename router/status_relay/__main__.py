@@ -76,7 +76,7 @@ async def _serve(host: str, port: int, sources: Sequence[Source], frontend_flags
 
 async def _start(flags: Sequence[str]) -> asyncio.subprocess.Process:
     """Start the frontend. Without the relay nobody can reach it, so it is killed then, also if it is stopped."""
-    argv = tied_to_parent([sys.executable, "-m", _FRONTEND, *flags], signal.SIGKILL)
+    argv = tied_to_parent([sys.executable, "-m", "ampd.connections", _FRONTEND, *flags], signal.SIGKILL)
     return await asyncio.create_subprocess_exec(*argv, start_new_session=True)
 
 

@@ -8,8 +8,10 @@ refuses are mended (`mending`), and so are cut calls (`cut_calls`).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
@@ -236,19 +238,22 @@ class Relay:
             return error_response(request.path, Refused(_WRONG, wrong))
         url = URL(self._upstream + request.raw_path, encoded=True)
         try:
-            return await self._answered(request, url)
+            with _Waiting(request) as waiting:
+                return await waiting.ended(await self._answered(request, url, waiting))
         except aiohttp.ClientConnectorError:
             return error_response(request.path, Refused(_UNAVAILABLE, "the frontend does not answer; retry after 1 s"))
         except aiohttp.ClientError:
             return error_response(request.path, await self._lost(request, url))
 
-    async def _answered(self, request: web.Request, url: URL) -> web.StreamResponse:
+    async def _answered(self, request: web.Request, url: URL, waiting: _Waiting) -> web.StreamResponse:
         """The frontend's answer. A request that it refuses is mended and sent again, where that is possible."""
         body = await _whole_body(request)
         if not isinstance(body, bytes):
             async with self._asked(request, url, self._names.of(request.headers), body) as answer:
                 return await self._told(request, answer)
         session, body = self._names.of(request.headers, body), without_changing_line(body)
+        if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
+            waiting.begin()
         mends = 0
         while True:
             sent, stops = stops_made_visible(request.path, body)
@@ -368,6 +373,58 @@ def _acknowledge(answer: aiohttp.ClientResponse) -> None:
     if transport and (sock := transport.get_extra_info("socket")):
         with suppress(OSError):  # the frontend has just ended
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+_ASKS_FOR_A_STREAM = re.compile(rb'"stream"\s*:\s*true')
+_SILENCE_S = 30.0
+"""Proxies and clients give up a silent connection after 60 s or more. Refusals come sooner, and have their status."""
+
+
+class _Waiting:
+    """Lets a client wait for an answer in one piece: it gets a status and an empty line from time to time.
+
+    An error behind them has no status any more. Its connection ends, so that clients ask again.
+    """
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self._begun = web.StreamResponse(headers={"Content-Type": "application/json"})
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_SILENCE_S, self._start)
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._keep_alive())
+
+    async def _keep_alive(self) -> None:
+        with suppress(ConnectionError):  # the client has gone
+            await self._begun.prepare(self._request)
+            while True:
+                await self._begun.write(b"\n")
+                await asyncio.sleep(_SILENCE_S)
+
+    def __enter__(self) -> _Waiting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self, answer: web.StreamResponse) -> web.StreamResponse:
+        """The answer, behind what the client has got already."""
+        self.__exit__()
+        if not self._begun.prepared:
+            return answer
+        if answer.status == HTTPStatus.OK and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
+            await self._begun.write(answer.body)
+            await self._begun.write_eof()
+        elif self._request.transport is not None:
+            self._request.transport.close()
+        return self._begun
 
 
 _READ_PATHS = (CHATS, COMPLETIONS, RESPONSES, MESSAGES)

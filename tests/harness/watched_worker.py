@@ -12,7 +12,7 @@ import signal
 import time
 
 from ampd.child_process import exit_now
-from workers import component, watchdog
+from workers import component
 from workers.__main__ import main
 from workers.publisher import Publisher
 
@@ -20,7 +20,7 @@ LIMIT_S = 2.0
 HELD_S = 4.0
 
 
-class _Watchdog(watchdog.Watchdog):
+class _Watchdog(component.Watchdog):
     def start(self) -> None:
         super().start()
         loop = asyncio.get_running_loop()
@@ -39,6 +39,6 @@ def _hold() -> None:
 
 
 if __name__ == "__main__":
-    watchdog.LEAST_S = LIMIT_S
-    component.Watchdog = _Watchdog  # type: ignore[attr-defined]
+    component.LEAST_S = LIMIT_S
+    component.Watchdog = _Watchdog  # type: ignore[misc]
     exit_now(main())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from ampd.cli.serve.graph import system_environment
 from ampd.state.embedded import EmbeddedRedis
 from tests.harness.fork_server import ForkServer
-from tests.harness.graph import Graph, completion, empty_graph, events, profile, record, session
+from tests.harness.graph import (
+    HELLO,
+    SHORT_LEASE,
+    Graph,
+    chat,
+    completion,
+    empty_graph,
+    events,
+    profile,
+    record,
+    session,
+)
 from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S, until
 
@@ -37,18 +51,29 @@ CHANGING = ("_s", "kv_read_s", "request_id", "trace_id", "worker", "estimates", 
 """What parts of the record begin or end with that differ from run to run."""
 
 
+WAYS = ("router", "tests.harness.piping_coordinator")
+
+
+@pytest.fixture
+def graphs(tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer) -> Iterator[Graph]:
+    """An empty graph for each of the two ways, one after the other."""
+
+    def each() -> Iterator[Graph]:
+        for module in WAYS:
+            folder = tmp_path / module
+            folder.mkdir()
+            with empty_graph(folder, redis_server.url, fork_server) as graph:
+                yield graph
+
+    return each()
+
+
 @pytest.mark.long
-async def test_both_ways_give_the_same(tmp_path: Path, redis_server: EmbeddedRedis, fork_server: ForkServer) -> None:
-    ways: dict[str, Any] = {}
-    for module in ("router", "tests.harness.piping_coordinator"):
-        folder = tmp_path / module
-        folder.mkdir()
-        with empty_graph(folder, redis_server.url, fork_server) as graph:
-            ways[module] = await served(graph, module)
-    direct, piped = ways.values()
+async def test_both_ways_give_the_same(graphs: Iterator[Graph]) -> None:
+    direct, piped = [await served(graph, module) for graph, module in zip(graphs, WAYS, strict=True)]
     assert (direct[1].pop("ampd_rounds_handed_on"), piped[1].pop("ampd_rounds_handed_on")) == (1, 0)
     for straight, passed in zip(direct[0], piped[0], strict=True):
-        assert straight == passed
+        assert straight == passed, (straight[3], passed[3])
     assert direct[1] == piped[1]
     answers, metrics = direct
     assert [answer[0] for answer in answers] == [200] * 8 + [400] * 2
@@ -59,6 +84,59 @@ async def test_both_ways_give_the_same(tmp_path: Path, redis_server: EmbeddedRed
     assert routes == ["remote", "remote", "local", "local", "remote", "remote", "remote", "remote"]
     assert metrics["ampd_output_tokens_total"] == 8 + 8 + 8 + 8 + 1 + 8 + 4 + 4
     assert metrics["ampd_sessions_bound_total"] == 6
+
+
+@pytest.mark.long
+async def test_both_ways_go_on_after_the_death_of_a_worker(graphs: Iterator[Graph]) -> None:
+    """The round in progress is continued, and its session moves; a round with a grammar comes before."""
+    direct, piped = [await survived(graph, module) for graph, module in zip(graphs, WAYS, strict=True)]
+    assert direct == piped
+    tokens, places = direct[-2:]
+    assert tokens == [(80, 4), (80, 40), (160, 4)]
+    assert places == [("local", 0, 1), ("local", 1, 2), ("local", 0, 2)]
+
+
+async def survived(graph: Graph, module: str) -> tuple[Any, ...]:
+    """(call within the grammar, texts, counts of usage, (route, retries, epoch)) of the rounds."""
+    replies = graph.folder / "replies.jsonl"
+    replies.write_text(json.dumps({"session": "guided", "tool_calls": [{"name": "f", "arguments": {}}]}))
+    perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.02)
+    for _ in range(2):
+        await graph.new_worker("decode", perf, *SHORT_LEASE, "--replies", str(replies))
+    coordinator = graph.start_coordinator("always-local", module=module)
+    graph.start_frontend()
+    await graph.until_answers([coordinator])
+    async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        body = chat(HELLO, max_tokens=30, tools=tools, tool_choice="required")
+        guided = await client.post("/v1/chat/completions", json=body, headers=session("guided"))
+        (called,) = guided.json()["choices"][0]["message"]["tool_calls"]
+        rounds = [await whole(client, PROMPT, 4)]
+        owner = graph.processes[rounds[0][2]["decode_worker"]]
+        body = {**completion(PROMPT, max_tokens=40), "stream": True, "stream_options": {"include_usage": True}}
+        text = ""
+        made: Any = {}
+        usage: Any = {}
+        async with client.stream("POST", "/v1/completions", json=body, headers=session("s")) as reply:
+            async for event in events(reply):
+                text += "".join(choice["text"] for choice in event["choices"])
+                made, usage = record(event) if event.get("nvext") else made, event.get("usage") or usage
+                if len(text) > 5 and owner not in graph.supervisor.ended():
+                    await graph.end(owner, signal.SIGKILL)
+        rounds += [(text, usage, made), await whole(client, PROMPT * 2, 4)]
+    return (
+        (called["function"], guided.json()["usage"]),
+        [text for text, _, _ in rounds],
+        [(usage["prompt_tokens"], usage["completion_tokens"]) for _, usage, _ in rounds],
+        [(made["route"], made["retries"], made["epoch"]) for _, _, made in rounds],
+    )
+
+
+async def whole(client: httpx.AsyncClient, prompt: list[int], tokens: int) -> tuple[str, Any, Any]:
+    """(text, usage, record) of a round."""
+    body = completion(prompt, max_tokens=tokens)
+    reply = (await client.post("/v1/completions", json=body, headers=session("s"))).json()
+    return reply["choices"][0]["text"], reply["usage"], record(reply)
 
 
 async def served(graph: Graph, module: str) -> tuple[list[Any], dict[str, float]]:

@@ -29,9 +29,9 @@ from ampd.types import CoordinatorView, Parallelism, Role, Slo, WorkerView
 from benchmarks.structure import modules
 from router import round_ends
 from router.coordinator_publisher import CoordinatorViewPublisher
-from router.lease_probe import LeaseProbe
 from router.pools import PoolsKeeper
 from router.presence import Presence
+from router.worker_access import LeaseProbe
 from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually

@@ -27,7 +27,6 @@ from ampd.state.view import ClusterView
 from ampd.types import CoordinatorView, Role, Slo, WorkerView
 from router.admission import AdmissionGate
 from router.coordinator_publisher import CoordinatorViewPublisher
-from router.lease_probe import LeaseProbe
 from router.placement import Placement, Placer
 from router.request import parse_round
 from router.round_errors import WorkerLostError
@@ -35,6 +34,7 @@ from router.round_window import Counts
 from router.session_memory import UNKNOWN
 from router.targets import TargetLimits
 from router.unplaced_round import UnplacedRound
+from router.worker_access import LeaseProbe
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_proxy import TcpProxy
 from tests.harness.tcp_redis import TcpRedis

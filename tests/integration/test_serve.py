@@ -15,7 +15,8 @@ from typing import IO, Any
 import httpx
 import pytest
 
-from tests.harness.graph import profile
+from ampd.keys import MAX_SESSION_ID_CHARS
+from tests.harness.graph import profile, session
 from tests.harness.listening import is_loopback, listening
 from tests.harness.watches import wait_for_watches
 from tests.waiting import PATIENCE_S
@@ -231,14 +232,16 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     "shape",
     [
         ("--prefill", "1", "--decode", "1"),
-        ("--prefill", "1", "--decode", "1", "--coordinators", "2"),
+        ("--prefill", "1", "--decode", "1", "--coordinators", "2", "--session-ttl-s", "1e9"),
         ("--workers", "2", "--coordinators", "2", "--no-status-relay"),
     ],
 )
-def test_every_process_listens_on_loopback_only(shape: tuple[str, ...]) -> None:
+def test_every_process_listens_on_loopback_only_and_the_longest_names_and_times_are_taken(
+    shape: tuple[str, ...],
+) -> None:
     with serving("--engine", "modelled", *shape) as graph:
-        body = {"model": "tiny", "prompt": "hello", "max_tokens": 4}
-        httpx.post(f"{graph.url}/v1/completions", json=body, timeout=PATIENCE_S).raise_for_status()
+        body, named = {"model": "tiny", "prompt": "hello", "max_tokens": 4}, session("x" * MAX_SESSION_ID_CHARS)
+        httpx.post(f"{graph.url}/v1/completions", json=body, headers=named, timeout=PATIENCE_S).raise_for_status()
         addresses = listening([graph.process.pid, *graph.tree])
         # HTTP, and of each of the three or four other processes metrics and the request plane.
         assert len(addresses) >= 7

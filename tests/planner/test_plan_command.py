@@ -175,7 +175,9 @@ def test_with_a_store_running_rounds_need_kv_memory_and_resident_sessions_host_m
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["--gpus", "1", "--rate", "3", *FIRST]
-    without, plan = planned(capsys, *flags), planned(capsys, *flags, "--kv-store-gib-per-gpu", "64")
+    without, plan = planned(capsys, *flags, "--kv-store-gib-per-gpu", "0"), planned(capsys, *flags)
+    assert plan["pools"] == "predictive"
+    assert {"refusals", "moves", "kv_store"} <= set(plan["layouts"][0]["simulated"]), "as in `ampd serve`"
     assert not {"running_kv_tokens", "kv_store_tokens"} & set(without)
     assert "host_memory" not in without["layouts"][0]["slack"]
     assert plan["kv_store_tokens"] == {"1": 64 * 2**30 // 131_072}

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from ampd.cli.main import main
+from ampd.cli.serve.settings import ServeSettings
 from ampd.errors import UserError
 from ampd.policies.naming import parse_named, split_names
 from planner.case_settings import Mode
-from planner.simulate_command import parse_rates
+from planner.simulate_command import SimulateSettings, parse_rates
 
 BASE = ["simulate", "tau-bench-airline", "--model", "llama-3.1-8b", "--gpu", "h100", "--ttft", "0.2", "--itl", "0.02"]
 
@@ -168,7 +169,7 @@ def test_a_store_in_host_memory_is_named_and_saves_what_kv_memory_cannot_hold(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     flags = ["--rate", "6", "--limit", "40", "--kv-capacity-tokens", "12000"]
-    without, stored = simulated(capsys, *flags), simulated(capsys, *flags, "--kv-store-gib-per-gpu", "64")
+    without, stored = simulated(capsys, *flags, "--kv-store-gib-per-gpu", "0"), simulated(capsys, *flags)
     assert "kv_store" not in without
     assert without["lost_sessions"] > 0
     assert stored["lost_sessions"] == 0
@@ -184,13 +185,31 @@ def test_a_store_needs_the_size_of_a_token(tmp_path: Path, capsys: pytest.Captur
     profile = json.loads((files("ampd.perf") / "profiles" / "qwen3-32b-h20.json").read_text())
     file = tmp_path / "unknown.json"
     file.write_text(json.dumps(profile | {"kv_bytes_per_token": None}))
-    assert main(["simulate", "tau-bench-airline", "--perf", str(file), "--kv-store-gib-per-gpu", "1"]) == 2
+    argv = ["simulate", "tau-bench-airline", "--perf", str(file)]
+    assert main([*argv, "--kv-store-gib-per-gpu", "1"]) == 2
     assert "has no kv_bytes_per_token" in capsys.readouterr().err
+    assert main([*argv, "--limit", "3"]) == 0, "the default size needs none"
+
+
+def test_workers_without_roles_start_as_those_of_a_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--rate", "20", "--limit", "60"]
+    even = simulated(capsys, *flags, "--prefill", "2xTP1", "--decode", "3xTP1")
+    assert simulated(capsys, *flags, "--workers", "5xTP1")["results"] == even["results"]
+    alone = simulated(capsys, *flags, "--workers", "1xTP1")
+    assert alone["results"][0]["cluster"] == "co-located 1xTP1"
+
+
+def test_a_simulation_is_of_what_ampd_serve_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    for field in ("binding", "routing", "ordering", "slicing", "pools", "max_wait"):
+        assert SimulateSettings.model_fields[field].default == ServeSettings.model_fields[field].default
+    assert {"refusals", "moves", "kv_store"} <= set(simulated(capsys, "--limit", "3"))
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
+        (["--workers", "2xTP1", "--decode", "1xTP1"], r"--decode: --workers are replicas of any role; leave out one"),
+        (["--workers", "0"], r"--workers: at least one replica is needed"),
         (["--kv-store-gib-per-gpu", "-1"], r"--kv-store-gib-per-gpu"),
         (["--kv-store-gib-per-gpu", "0.0001"], r"--kv-store-gib-per-gpu: 0.0001 GiB hold no page of 16 tokens"),
         (["--routing", "best"], r"unknown routing policy 'best'; known: .*ampd"),

@@ -23,14 +23,13 @@ from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
 from ampd.wire import KvReply, KvRequest, error_text, parse_error
 from router.admission import AdmissionGate
 from router.calls import worker_error
-from router.own_tokenizer import OwnTokenizer
+from router.own_graph import OwnGraph
 from router.placement import Placer, log_left_out
 from router.request import parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
-from router.round_run import RoundRun, pipe
+from router.round_run import RoundRun, Services, pipe
 from router.round_window import Counts
-from router.services import Services
 from router.session_branches import SessionBranches
 from router.session_memory import SessionMemory
 from router.targets import TargetLimits
@@ -326,10 +325,11 @@ class Replica:
         limits = SessionLimits(60.0, per_graph=max_sessions)
         sessions = SessionMemory(1 << 20, limits)
         branches = SessionBranches(sessions, limits.new_ttl_s)
+        self.own = OwnGraph(tokenizer)
         self.view = ClusterView(
             self.store,
             lease_s=60.0,
-            serves=OwnTokenizer(tokenizer).serves,
+            serves=self.own.serves,
             on_session_end=branches.forget,
         )
         self.workers = Workers(self.store)

@@ -9,8 +9,8 @@ import pytest
 
 from ampd.state.view import ClusterView
 from ampd.types import Role, WorkerView
-from router.lease_probe import LeaseProbe
 from router.round_errors import WorkerLostError, WorkerRefusedError
+from router.worker_access import LeaseProbe
 from tests.memory_store import MemoryState, MemoryStore
 from tests.virtual_time import run_virtually
 
@@ -62,7 +62,7 @@ def test_only_those_that_do_not_answer_are_dropped(
         assert answers.asked.count("alive") == answers.asked.count("busy") == 3
 
     run_virtually(scenario(), monkeypatch)
-    (line,) = [record.getMessage() for record in caplog.records if record.name == "router.lease_probe"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "router.worker_access"]
     assert line == "worker dead: its lease is over, and worker dead: no answer"
 
 
@@ -91,7 +91,7 @@ def test_a_worker_that_hangs_while_the_state_is_lost_is_dropped_until_it_answers
             await probe.stop()
 
     run_virtually(scenario(), monkeypatch)
-    lines = [record.getMessage() for record in caplog.records if record.name == "router.lease_probe"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "router.worker_access"]
     assert lines == ["worker hung: its lease is over, and worker hung: no answer"]
 
 

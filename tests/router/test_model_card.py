@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.model_card import ModelCard
-from router.other_cards import OtherCards
+from router.model_card import ModelCard, OtherCards
 from tests.memory_store import MemoryStore
 
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ampd.types import CoordinatorView, Slo
-from router.model_card import ModelCard
-from router.other_cards import OtherCards
+from router.model_card import ModelCard, OtherCards
 from tests.memory_store import MemoryStore
 
 OTHER = CoordinatorView("other", Slo(1.0, 0.1), context_tokens=65536)

@@ -29,7 +29,7 @@ def test_the_header_of_affinity_names_a_session_that_no_other_header_names() -> 
     assert parse_round(named, LIMITS, affinity="a").client_session_id == "s"
     final = {"token_ids": [1], "agent_context": {"session_final": True}}
     assert parse_round(final, LIMITS, affinity="a").is_final
-    with pytest.raises(RoundRefusedError, match="512"):
+    with pytest.raises(RoundRefusedError, match="256"):
         parse_round({"token_ids": [1]}, LIMITS, affinity="x" * 600)
 
 
@@ -43,7 +43,7 @@ def test_a_session_belongs_to_its_tenant() -> None:
     assert refusal.value.status == 400
 
 
-@pytest.mark.parametrize("session_id", ["é" * 512, "\ud800", "x" * 512, "nul\x00", "東京 😀"])
+@pytest.mark.parametrize("session_id", ["é" * 256, "\ud800", "x" * 256, "nul\x00", "東京 😀"])
 def test_any_id_has_a_short_name_in_the_graph(session_id: str) -> None:
     request = parse(agent_context={"session_id": session_id})
     assert request.session_id.isascii()
@@ -97,7 +97,7 @@ def test_who_asks_for_the_record() -> None:
         ({"encoder_result": {"embeddings": 1}}, "text only"),
         ({"prompt_embeds": "AAAA"}, "text only"),
         ({"routing": {"lora_name": "adapter"}}, "without LoRA adapters"),
-        ({"agent_context": {"session_id": "x" * 513}}, "512"),
+        ({"agent_context": {"session_id": "x" * 257}}, "256"),
         ({"routing": {"cache_salt": "x" * 257}}, "x-tenant-id"),
         ({"annotations": ["announce"]}, "needs a session id"),
         ({"sampling_options": {"repetition_penalty": 1e-40}}, "repetition_penalty must be at least"),

@@ -9,7 +9,7 @@ import pytest
 
 import ampd.keys
 from ampd.keys import page_keys
-from workers.context_keys import ContextKeys
+from workers.round_service import ContextKeys
 
 PAGE = 4
 

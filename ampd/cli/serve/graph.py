@@ -111,6 +111,9 @@ def write_targets(
 
 # -- a graph's frontend: its command line and its environment, wherever one is started on this machine
 
+_LONGEST_AFFINITY_S = 31_536_000
+"""Dynamo takes nothing longer, and nothing shorter than a second."""
+
 FRONTEND_ENVIRONMENT = {
     # /v1/messages, with the line left out that Claude Code puts before its prompt, and that differs in each request.
     "DYN_ENABLE_ANTHROPIC_API": "1",
@@ -176,7 +179,8 @@ class Frontend:
         if self.session_ttl_s is not None:
             # A replica remembers its sessions' contexts. Any replica can serve any round; affinity saves a KV query.
             # Soft: the sessions of a dead coordinator go on at another one.
-            flags += ["--router-session-affinity-ttl-secs", str(int(self.session_ttl_s))]
+            ttl_s = min(max(1, round(self.session_ttl_s)), _LONGEST_AFFINITY_S)
+            flags += ["--router-session-affinity-ttl-secs", str(ttl_s)]
             flags += ["--router-session-affinity-mode", "soft"]
         if self.session_names:
             flags += ["--session-names", self.session_names]

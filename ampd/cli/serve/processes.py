@@ -155,10 +155,13 @@ Start = Callable[[Sequence[str], Mapping[str, str], Path], StartedProcess]
 
 
 def start_program(argv: Sequence[str], environment: Mapping[str, str], output: Path) -> StartedProcess:
-    """Start a program in its own process group. It gets SIGTERM when this process dies for any reason."""
+    """Start a program in its own process group. It is killed when this process dies for any reason.
+
+    SIGTERM would not end a program that hangs, and nothing else would end it later.
+    """
     with output.open("wb") as log:
         return subprocess.Popen(
-            tied_to_parent(argv),
+            tied_to_parent(argv, signal.SIGKILL),
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -177,7 +180,7 @@ class _Child:
 class Supervisor:
     """Runs processes, each in its own process group and with its own log file.
 
-    A child gets SIGTERM when this process dies for any reason. `stop` ends every process group and waits for it.
+    A child is killed when this process dies for any reason. `stop` ends every process group and waits for it.
 
     Args:
         start: how processes are started.
@@ -345,6 +348,7 @@ class GraphWatch:
     ) -> None:
         self._settings = settings
         self._supervisor = supervisor
+        self._discovery = _folders(discovery_dir)
         self._discovery_dir = discovery_dir
         self._progress = progress
         self._loop = asyncio.get_running_loop()
@@ -373,9 +377,9 @@ class GraphWatch:
         lost = lost_part(self._settings, ended.keys() - {FRONTEND} if starts_again else ended.keys())
         if lost:
             raise RunError(f"ampd serve: no {lost} is left: {ended[new[-1]]}")
-        if not self._discovery_dir.exists():
+        if gone := self._discovery - _folders(self._discovery_dir):
             raise RunError(
-                f"ampd serve: the folder {self._discovery_dir} was deleted. In it the processes of the graph find each "
+                f"ampd serve: the folder {min(gone)[0]} was deleted. In it the processes of the graph find each "
                 "other, and they cannot follow a new one; start the graph again, and keep cleaners of temporary files "
                 "away from it"
             )
@@ -394,6 +398,15 @@ class GraphWatch:
             )
         self._frontend_due_s = now_s + _PAUSE_S
         return f"; it starts again in {_PAUSE_S:g} s"
+
+
+def _folders(top: Path) -> frozenset[tuple[str, int]]:
+    """The folders of discovery that exist, with their numbers: processes watch these, and no new ones of the names."""
+    found = set()
+    for folder in (top, *top.glob("*/*")):
+        with contextlib.suppress(FileNotFoundError):
+            found.add((str(folder), folder.stat().st_ino))
+    return frozenset(found)
 
 
 def lost_part(settings: ServeSettings, ended: Collection[str]) -> str | None:

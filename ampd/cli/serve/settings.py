@@ -18,6 +18,7 @@ from ampd.errors import UserError
 from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies import defaults, registry
+from ampd.serving.roles import prefill_at_start
 from ampd.settings import GraphSettings
 from ampd.types import Parallelism, Role
 from router.settings import PARSER_NAMES, check_parser
@@ -131,13 +132,9 @@ class ServeSettings(GraphSettings):
     start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
     def start(self) -> dict[Role, int]:
-        """Number of workers by the role in which they start, prefill workers first. Roles without workers are left out.
-
-        Of `--workers` half prefill, and one less where the number is odd: each round is decoded, but not each needs a
-        prefill worker.
-        """
+        """Number of workers by the role in which they start, prefill workers first, without roles that have none."""
         if self.workers is not None:
-            prefill = self.workers // 2
+            prefill = prefill_at_start(self.workers)
             counts = {Role.PREFILL: prefill, Role.DECODE: self.workers - prefill}
         else:
             default = 0 if self.mixed else 1

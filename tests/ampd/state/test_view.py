@@ -214,6 +214,29 @@ class TestForgetting:
             fixture.clock.now_s += 2
             assert len(view.decode()) == 2
 
+    async def test_a_worker_that_leaves_is_logged_with_the_reason_and_the_number_left(
+        self, fixture: Any, make: Any, waiting: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        for name in ("d1", "d2", "d3", "d4"):
+            await fixture.others.publish_worker(make.view(name), LEASE_S)
+        async with fixture.view as view:
+            assert len(view.decode()) == 4
+            view.suspect("d1", for_s=60)
+            assert len(view.decode()) == 3
+            seen = view.counters.events
+            await fixture.others.remove_worker("d2")
+            await waiting.until(lambda: view.counters.events > seen)
+            assert len(view.decode()) == 2
+            fixture.clock.now_s += LEASE_S - 1
+            await fixture.publish(make.view("d3"), waiting)
+            fixture.clock.now_s += 1
+            assert len(view.decode()) == 1
+        assert [message.partition(" leaves the view: ")[2] for message in caplog.messages] == [
+            "a call to it failed; left: 3 decode",
+            "it has left by itself; left: 2 decode",
+            "its lease is over, and it does not answer or others publish; left: 1 decode",
+        ]
+
     async def test_other_news_do_not_clear_a_suspect(self, fixture: Any, make: Any) -> None:
         await fixture.others.publish_worker(make.view("d1"), LEASE_S)
         await fixture.others.publish_worker(make.view("d2"), LEASE_S)

@@ -22,5 +22,6 @@ CASE = PlanCase(
     routing="always-remote",
     ordering="fcfs",
     slicing="whole",
+    pools="static",
     options=SimulationOptions(),
 )

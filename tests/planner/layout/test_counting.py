@@ -28,16 +28,17 @@ def ended(
     return SimulatedRound(name, index, sent_s, 0, 10, 11, ttft_s, itl_s, ttft_s + 10 * itl_s, error)
 
 
-def served(name: str, rounds: int = 2) -> Served:
-    item = Round(incr_tokens=10, output_tokens=11, tool_s=1.0)
+def served(name: str, rounds: int = 2, arrival_s: float = 0.0) -> Served:
+    item = Round(incr_tokens=10, output_tokens=11, tool_s=19.0)
     session = Session(
-        session_id=name, arrival_s=0.0, rounds=(item.model_copy(update={"tool_s": 0.0}), *[item] * (rounds - 1))
+        session_id=name, arrival_s=arrival_s, rounds=(item.model_copy(update={"tool_s": 0.0}), *[item] * (rounds - 1))
     )
     return Served(session, (2.0,) * rounds, 2.0 * rounds)
 
 
-def counts_of(*names: str, limits: Limits | None = None, over_s: float = inf) -> Counts:
-    return Counts({name: served(name) for name in names}, SLO, SPAN, limits, over_s)
+def counts_of(*names: str, limits: Limits | None = None, over_s: float = inf, arrival_s: float = 0.0) -> Counts:
+    sessions = {name: served(name, arrival_s=arrival_s) for name in names}
+    return Counts(sessions, SLO, SPAN, limits, over_s)
 
 
 def test_rounds_count_by_the_targets_that_they_missed() -> None:
@@ -73,10 +74,18 @@ def test_rounds_before_the_span_do_not_count() -> None:
 
 
 def test_a_session_that_falls_far_behind_is_overdue() -> None:
-    counts = counts_of("fine", "behind")
+    counts = counts_of("fine", "behind", arrival_s=20.0)
     counts(ended("fine", 1))
     counts(ended("behind", 1, ttft_s=9.0))
     assert counts.close() == 0.5
+
+
+def test_a_round_that_was_sent_back_counts_from_its_first_attempt() -> None:
+    counts = counts_of("s")
+    sent_back = ended("s")
+    counts(sent_back)
+    assert (sent_back.sent_s, sent_back.ttft_s, sent_back.e2e_s) == pytest.approx((0.0, 20.5, 21.0))
+    assert (counts.rounds.met, counts.rounds.late, counts.close()) == (0, 1, 0.0)
 
 
 def test_a_round_under_way_past_its_targets_counts_at_the_end() -> None:

@@ -14,6 +14,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from ampd.wire import with_retry_after
+from router.status_relay import relay
 from router.status_relay.relay import Relay
 from tests.router.status_relay.serving import client_of_relay, connected, serving
 
@@ -326,6 +327,33 @@ async def test_each_thread_is_named_as_a_session_of_its_own(sent: list[tuple[str
     assert seen[0].getall("x-dynamo-session-id", []) == names
     own = [(name.lower(), value.strip()) for name, value in sent if name.lower() in ("session-id", "thread-id")]
     assert [(name.lower(), value) for name, value in seen[0].items() if name.lower() in dict(own)] == own
+
+
+@pytest.mark.parametrize("status", [200, 503])
+async def test_who_waits_long_for_an_answer_in_one_piece_gets_empty_lines(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "_SILENCE_S", 0.05)
+    answers = asyncio.Event()
+
+    async def answer_late(_: web.Request) -> web.Response:
+        await answers.wait()
+        return web.json_response({"choices": []}, status=status)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer_late)
+    async with serving(web.AppRunner(app)) as behind, serving(Relay(behind).runner()) as url:
+        async with aiohttp.ClientSession(url) as client, client.post("/v1/chat/completions", json={}) as answer:
+            assert (answer.status, answer.content_type) == (200, "application/json")
+            assert await answer.content.readexactly(3) == b"\n\n\n"
+            answers.set()
+            if status == 200:
+                assert (await answer.read()).strip() == b'{"choices": []}'
+            else:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await answer.read()
+        async with aiohttp.ClientSession(url) as client, client.post("/v1/chat/completions", json={}) as answer:
+            assert answer.status == status
 
 
 async def test_a_redirection_is_the_clients() -> None:

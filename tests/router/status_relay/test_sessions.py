@@ -41,7 +41,7 @@ def named(headers: dict[str, str], body: Any = None, names: str = "") -> str:
         ({}, {"metadata": {"user_id": '{"device_id":"d","session_id":"1b-2c"}'}}, "1b-2c"),
         ({}, {"user": "somebody", "metadata": {"user_id": "somebody"}}, ""),
         ({}, {"prompt_cache_key": 7, "metadata": "text"}, ""),
-        ({}, {"prompt_cache_key": "k" * 513}, ""),
+        ({}, {"prompt_cache_key": "k" * 257}, ""),
         ({}, b"{", ""),
         ({}, b'["prompt_cache_key"]', ""),
     ],

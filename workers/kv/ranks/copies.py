@@ -505,6 +505,7 @@ class NeighbourStores:
     def __init__(self, copies: RankCopies, *, on_gpu: bool) -> None:
         self._copies = copies
         self._device = torch.cuda.current_device() if on_gpu else None
+        self._memories: dict[int, StoreMemory] = {}
 
     def map(self, number: int, place: Place) -> str:
         """Map a store. Returns why that is not possible, in one line; empty: it is mapped."""
@@ -519,18 +520,23 @@ class NeighbourStores:
         if self._device is not None:
             torch.cuda.set_device(self._device)
             refusal = pin(store, _READ_ONLY)
-        memory.close()  # the tensor keeps the mapping
         if refusal:
+            del store
+            memory.close()
             return refusal[0]
+        self._memories[number] = memory  # the tensor does not keep the mapping
         self._copies.add_neighbour(number, store)
         return ""
 
     def unmap(self, number: int) -> None:
         """Let a mapping go, after the loads from it that run."""
         store = self._copies.remove_neighbour(number)
-        if self._device is not None and store is not None:
+        if store is None:
+            return
+        if self._device is not None:
             torch.cuda.set_device(self._device)
             torch.cuda.cudart().cudaHostUnregister(store.data_ptr())
+        self._memories.pop(number).close()
 
 
 def pin(store: torch.Tensor, flags: int = 0) -> list[str]:

@@ -6,6 +6,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from ampd.cli.serve.processes import ProcessSpec, Supervisor, last_line, python_module
 from tests.harness.process_ends import alive, wait_for
 
@@ -83,7 +85,8 @@ def test_the_environment_is_added_to_the_parents(tmp_path: Path) -> None:
     supervisor.stop()
 
 
-def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hangs", [False, True])
+def test_children_end_when_their_supervisor_is_killed(tmp_path: Path, hangs: bool) -> None:
     parent = (
         "import sys, time\nfrom pathlib import Path\n"
         "from ampd.cli.serve.processes import ProcessSpec, Supervisor\n"
@@ -94,6 +97,9 @@ def test_children_end_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(_python(parent), stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
+        wait_for(lambda: Path(f"/proc/{child}/comm").read_text() == "sleep\n")
+        if hangs:
+            os.kill(child, signal.SIGSTOP)
         os.kill(process.pid, signal.SIGKILL)
         wait_for(lambda: not alive(child))
 

@@ -42,7 +42,7 @@ class Scene:
         self.processes: dict[str, Process] = {}
         self.lines: list[str] = []
         self.discovery = folder / "discovery"
-        self.discovery.mkdir()
+        (self.discovery / "v1" / "instances").mkdir(parents=True)
         self.stopped = asyncio.Event()
         self.supervisor = Supervisor(folder, self._start)
         for name in NAMES:
@@ -98,13 +98,20 @@ async def test_what_else_is_lost_while_the_frontend_is_away_ends_the_graph(tmp_p
     assert scene.starts["frontend"] == 1
 
 
+@pytest.mark.parametrize("name", ["discovery", "discovery/v1/instances"])
+@pytest.mark.parametrize("comes_back", [False, True])
 @virtually
-async def test_a_folder_of_discovery_that_is_deleted_ends_the_graph(tmp_path: Path) -> None:
+async def test_a_folder_of_discovery_that_is_deleted_ends_the_graph(
+    tmp_path: Path, name: str, comes_back: bool
+) -> None:
     scene = Scene(tmp_path)
     await asyncio.sleep(LONG_S)
-    scene.discovery.rmdir()
+    gone = tmp_path / name
+    gone.rename(tmp_path / "gone")
+    if comes_back:
+        gone.mkdir()  # as a process does that enters again; the others do not watch it
     await asyncio.sleep(LONG_S)
-    with pytest.raises(RunError, match=r"/discovery was deleted\..*start the graph again"):
+    with pytest.raises(RunError, match=rf"/{name} was deleted\..*start the graph again"):
         await scene.watching
 
 

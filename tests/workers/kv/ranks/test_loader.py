@@ -14,8 +14,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.waiting import PATIENCE_S  # noqa: E402
+from tests.workers.kv.ranks.copies_lab import BF16, SLOTS, Lab, mha, same_bits, slots_of  # noqa: E402
 from workers.kv.ranks.copies import Load, NeighbourStores, PageLoader, pin  # noqa: E402
-from workers.kv.shared import StoreMemory  # noqa: E402
+from workers.kv.shared import NEIGHBOUR_BYTES, StoreMemory  # noqa: E402
 
 
 class Rank:
@@ -128,6 +129,28 @@ def test_a_store_that_cannot_be_pinned_is_not_read_in_place(monkeypatch: pytest.
     assert [flags for _, _, flags in cudart.asked] == [8, 8]
     assert stores.map(4, (*memory.place_for_neighbours[:1], 999_999, 1, 1)).startswith("[Errno 2]")
     memory.close()
+
+
+def test_a_neighbours_store_is_mapped_until_it_is_unmapped() -> None:
+    lab = Lab(*mha(4, BF16))
+    lab.write(1)
+    memory = StoreMemory.create(1 << 20)
+    memory.map[: len(lab.store)] = lab.store.numpy().tobytes()
+    buffers = lab.shard(1, 0)
+    copies = lab.copies(buffers, 1, 0)
+    lab.store.zero_()
+    for _, tensor in slots_of(buffers):
+        tensor.zero_()
+    stores = NeighbourStores(copies, on_gpu=False)
+    assert stores.map(1, memory.place_for_neighbours) == ""
+    memory.close()
+    list(copies.load({"kv": (SLOTS, [NEIGHBOUR_BYTES + offset for offset in lab.offsets["kv"]])}))
+    pairs = zip(slots_of(buffers), slots_of(lab.shard(1, 0)), strict=True)
+    assert all(same_bits(ours[SLOTS], theirs[SLOTS]) for (_, ours), (_, theirs) in pairs)
+    mapped = stores._memories[1]
+    stores.unmap(1)
+    stores.unmap(2)
+    assert mapped.map.closed
 
 
 class Cudart:
