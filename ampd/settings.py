@@ -10,9 +10,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, TypeAlias, TypeVar
 
-from pydantic import AliasChoices, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     CLI_SUPPRESS,
@@ -20,6 +20,7 @@ from pydantic_settings import (
     CliApp,
     CliSettingsSource,
     EnvSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -105,6 +106,16 @@ class Settings(BaseSettings):
         """The arguments, then the variables of this project; no other source."""
         del env_settings, dotenv_settings, file_secret_settings
         return init_settings, _OwnVariables(settings_cls)
+
+
+def _split(names: Any) -> Any:
+    """Names of a repeated flag, of a list in a file, or separated by commas, as a variable has them."""
+    given = [names] if isinstance(names, str) else names
+    return [name for each in given for name in each.split(",") if name] if isinstance(given, list) else given
+
+
+Names: TypeAlias = Annotated[list[str], NoDecode, BeforeValidator(_split)]
+"""A flag that may be repeated."""
 
 
 class _OwnVariables(EnvSettingsSource):

@@ -96,6 +96,7 @@ class ModelCard:
     def __init__(self, settings: CoordinatorSettings, folder: Path) -> None:
         self.folder = folder
         self.name = settings.served_name
+        self._further_names = settings.model_name[1:]
         self.context_length = context_length(folder, settings.context_length)
         self.vocabulary_size = vocabulary_size(folder)
         self.tokenizer = tokenizer_digest(folder)
@@ -175,6 +176,7 @@ class ModelCard:
             kv_cache_block_size=self.kv_block_size,
             runtime_config=config,
             custom_template_path=self.template,
+            model_aliases=self._further_names or None,
         )
 
 

@@ -125,6 +125,7 @@ class RoundRun:
             self._record = _new_record(request, request_id, services.policy)
             self._deaths = RequestDeaths(services.deaths, request)
             self._lost: set[str] = set()
+            self._untaken = 0
             self._last_error: Exception | None = None
             self._holder = self._session.holder
             self._kv_source: str | None = None
@@ -158,6 +159,7 @@ class RoundRun:
         self._record, self._deaths = before._record, before._deaths
         self._record.ttft_s, self._record.itl_s, self._record.output_tokens = None, None, self._before_tokens
         self._lost, self._last_error, self._holder = before._lost, before._last_error, before._holder
+        self._untaken = before._untaken
         self._placement = before._placement
         # A prefill worker of the round still has the whole context: the next decode worker reads it from there.
         source = before._kv_source if has_output else None
@@ -241,7 +243,9 @@ class RoundRun:
                 return True  # its worker has told more
             self._withdraw(placement)
             if not is_stopped():
-                self._count_failure(_as_lost(error, has_output=self._request.has_output))
+                lost = _as_lost(error, has_output=self._request.has_output)
+                self._count_failure(lost)
+                self._untaken += not (lost.has_died or lost.is_overloaded)
                 self._check_retries()
             return False
         if self._kv_source is not None:
@@ -249,7 +253,8 @@ class RoundRun:
         return True
 
     def _check_retries(self) -> None:
-        if self._record.retries > self._services.retries:
+        """A worker that never took the round was dead before, and there are only so many of them."""
+        if self._record.retries - self._untaken > self._services.retries:
             text = f"{self._record.retries} workers failed this round; the last one: {self._last_error}"
             raise RoundRefusedError(UNAVAILABLE, text)
 

@@ -15,7 +15,7 @@ from ampd.perf.presets import profile_names
 from ampd.policies import defaults, registry
 from ampd.sampling_limits import vocabulary_tokens
 from ampd.serving.admission import MAX_ROUNDS
-from ampd.settings import GraphSettings
+from ampd.settings import GraphSettings, Names
 from ampd.types import Moves
 from router.targets import TARGET_CAP, TARGET_FLOOR
 
@@ -66,7 +66,11 @@ class CoordinatorSettings(GraphSettings):
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
     model: Path = Field(description="Model folder (Hugging Face layout): tokenizer, chat template, config.")
-    model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
+    model_name: Names = Field(
+        [],
+        description="Name that clients use; default: the model folder's name. Repeat it for further names of the "
+        "model.",
+    )
     routing: str = Field(defaults.ROUTING, description="Policy that chooses where a round is prefilled.")
     binding: str = Field(defaults.BINDING, description="Policy that binds a new session to a decode worker.")
     pools: str = Field(defaults.POOLS, description="Policy that changes the workers' roles; static: none changes.")
@@ -118,7 +122,7 @@ class CoordinatorSettings(GraphSettings):
     @property
     def served_name(self) -> str:
         """The model's name for clients."""
-        return self.model_name or self.model.expanduser().resolve().name
+        return self.model_name[0] if self.model_name else self.model.expanduser().resolve().name
 
 
 def context_length(folder: Path, chosen: int | None) -> int | None:

@@ -50,7 +50,7 @@ def _rows(wanted: Sequence[str], engine: str, folder: Path) -> Iterator[Row]:
     # Two decode workers, so that a session without affinity would move between them.
     flags = ["--engine", engine, "--prefill", "1", "--decode", "2", "--port", "0", "--routing", "always-remote"]
     flags += ["--dyn-tool-call-parser", "hermes", f"--worker-args=--max-context-tokens {CONTEXT_TOKENS}"]
-    flags += ["--pools", "static", "--max-wait", "0", "--start-timeout-s", "900", "--log-dir", str(logs)]
+    flags += ["--pools", "static", "--max-wait", "0", "--log-dir", str(logs)]
     flags += ["--replies", str(script)] if engine == "modelled" else []
     with running_graph(flags, _progress) as url:
         for client in CLIENTS:

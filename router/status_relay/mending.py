@@ -11,8 +11,9 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from router.status_relay.api import CHATS, MESSAGES, RESPONSES
@@ -20,6 +21,9 @@ from router.status_relay.api import CHATS, MESSAGES, RESPONSES
 _Object: TypeAlias = dict[str, Any]
 
 _UNSUPPORTED = re.compile(r"Unsupported parameter\(s\): (.*)")
+
+_REFUSED_BY_THE_TEMPLATE = "Invalid request"
+"""The frontend's whole reason."""
 
 _RENAMED = {"regex": "guided_regex", "json_schema": "guided_json", "ebnf": "guided_grammar"}
 """Names of SGLang -> those of Dynamo."""
@@ -78,7 +82,30 @@ def mended_request(path: str, body: bytes, reason: str) -> bytes | None:
     text = json.dumps(request, ensure_ascii=False)
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # without halves of characters
     is_same = is_clean and whole == json.dumps(original, ensure_ascii=False)
+    if is_same and reason == _REFUSED_BY_THE_TEMPLATE:
+        raise CannotMendError("the model's chat template does not take messages of these roles in this order")
     return None if is_same else whole.encode()
+
+
+def with_known_model(body: bytes, aliases: Sequence[tuple[str, str]]) -> bytes:
+    """A request for the model that its model's name stands for.
+
+    Args:
+        aliases: pairs of a pattern and a name; the first that matches counts.
+    """
+    if aliases and any(_known_model(found, aliases) for found in map(bytes.decode, _MODEL.findall(body))):
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
+            request = json.loads(body)
+            if name := _known_model(request["model"], aliases):
+                return json.dumps({**request, "model": name}).encode()
+    return body
+
+
+_MODEL = re.compile(rb'"model"\s*:\s*"([ -~]*?)"')
+
+
+def _known_model(name: str, aliases: Sequence[tuple[str, str]]) -> str | None:
+    return next((known for pattern, known in aliases if name != known and fnmatchcase(name, pattern)), None)
 
 
 def stops_made_visible(path: str, body: bytes) -> tuple[bytes, tuple[str, ...]]:

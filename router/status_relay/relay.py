@@ -38,7 +38,7 @@ from router.status_relay.api import (
 )
 from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_body
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
-from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible
+from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible, with_known_model
 from router.status_relay.sessions import SOURCES, SessionNames, Source, without_changing_line
 
 _OF_ONE_CONNECTION = frozenset(
@@ -184,6 +184,7 @@ class Relay:
         upstream: the frontend's URL, without a path.
         body_limit_bytes: the largest body that the frontend takes.
         health_path: where the frontend tells its health.
+        aliases: patterns of model names, each with the name that it stands for.
         sources: where clients name their sessions.
     """
 
@@ -192,8 +193,10 @@ class Relay:
         upstream: str,
         body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20,
         health_path: str = HEALTH_PATH,
+        aliases: Sequence[tuple[str, str]] = (),
         sources: Sequence[Source] = SOURCES,
     ) -> None:
+        self._aliases = aliases
         self._upstream = upstream
         self._names = SessionNames(sources)
         self._body_limit_bytes = body_limit_bytes
@@ -251,7 +254,8 @@ class Relay:
         if not isinstance(body, bytes):
             async with self._asked(request, url, self._names.of(request.headers), body) as answer:
                 return await self._told(request, answer)
-        session, body = self._names.of(request.headers, body), without_changing_line(body)
+        session = self._names.of(request.headers, body)
+        body = with_known_model(without_changing_line(body), self._aliases)
         if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
             waiting.begin()
         mends = 0

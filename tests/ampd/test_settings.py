@@ -7,7 +7,7 @@ from pydantic import Field
 from pydantic_settings import CliSuppress
 
 from ampd.errors import UserError
-from ampd.settings import GraphSettings, Settings, parse_settings
+from ampd.settings import GraphSettings, Names, Settings, parse_settings
 
 
 class _Sample(Settings):
@@ -255,3 +255,26 @@ def test_infinity_is_refused_unless_it_is_allowed() -> None:
     for given in ("1e400", "inf"):
         with pytest.raises(UserError, match="x: --seconds: Input should be a finite number"):
             parse_settings(_Numbers, [f"--seconds={given}"], "x")
+
+
+class Named(Settings):
+    """Has names."""
+
+    model_name: Names = Field([], description="names")
+
+
+@pytest.mark.parametrize(
+    ("flags", "variable", "names"),
+    [
+        (["--model-name", "a", "--model-name", "b"], "c", ["a", "b"]),
+        (["--model-name=a,b"], None, ["a", "b"]),
+        ([], "c,d", ["c", "d"]),
+        ([], None, []),
+    ],
+)
+def test_a_flag_may_be_repeated(
+    flags: list[str], variable: str | None, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("AMPD_MODEL_NAME", variable)
+    assert parse_settings(Named, flags, "p").model_name == names

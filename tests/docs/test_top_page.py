@@ -1,4 +1,4 @@
-"""docs/top.md names every flag, every column and every key of the JSON, and no other."""
+"""docs/top.md names every column and every key of the JSON, and no other."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ampd.cli.top import TopSettings
 from ampd.cli.top_screen import as_text
 from tests.ampd.cli.top.test_render import BREAKING, healthy
 
@@ -34,13 +33,6 @@ def test_each_part_of_the_json_has_its_keys_there(key: str) -> None:
 def test_the_whole_has_its_keys_there() -> None:
     heads = [row.split("|")[1] for row in KEYS.splitlines() if row.startswith("| `")]
     assert words(" ".join(heads)) == set(healthy())
-
-
-def test_every_flag_is_there() -> None:
-    flags = {"json" if name == "as_json" else name for name in TopSettings.model_fields}
-    assert {f"--{flag.replace('_', '-')}" for flag in flags} == set(
-        re.findall(r"^\| `(--[a-z-]+)`", PAGE, re.MULTILINE)
-    )
 
 
 def test_every_column_of_the_kv_is_there() -> None:

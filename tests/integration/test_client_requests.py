@@ -27,11 +27,10 @@ CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "rm -rf build/old/
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
-    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     replies = graph.folder / "replies.jsonl"
     replies.write_text(json.dumps({"session": "calls", "text": f"I write it. {CALL}"}))
-    coordinator = graph.start_coordinator("always-remote")
-    graph.start_frontend(status_relay=True)
+    coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x")
+    graph.start_frontend("--model-alias", f"claude-*={MODEL}", status_relay=True)
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf, "--replies", str(replies))
     await graph.until_answers([coordinator])
@@ -207,3 +206,11 @@ async def test_a_stop_string_of_messages_ends_the_text_and_cuts_no_call(
     before = await ask(client, MESSAGES, {**body, "stop_sequences": ["te it"]}, "calls")
     assert not marks(before.text)
     assert '"stop_sequence":"te it"' in before.text.replace(": ", ":")
+
+
+@pytest.mark.parametrize(("name", "status"), [(MODEL, 200), ("gpt-x", 200), ("claude-opus", 200), ("gpt-y", 404)])
+async def test_a_model_has_several_names(client: httpx.AsyncClient, name: str, status: int) -> None:
+    answer = await ask(client, CHATS, {"messages": HELLO, "max_tokens": 2, "model": name})
+    assert answer.status_code == status
+    listed = (await client.get("/v1/models")).json()["data"]
+    assert {each["id"] for each in listed} == {MODEL, "gpt-x"}

@@ -35,7 +35,7 @@ from ampd.cli.serve.processes import GraphWatch, LivenessProbe, Supervisor, firs
 from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
-from ampd.settings import PREFIX, parse_settings
+from ampd.settings import PREFIX
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
 from ampd.state.redis_store import StateStore, open_store
@@ -50,6 +50,8 @@ from workers.kv.shared import default_size_bytes
 
 _POLL_S = 0.2
 _REMIND_S = 30.0
+_READY_WITHIN_S = 1800.0
+"""Weights of hundreds of GB may load for many minutes."""
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading the answer of another server than a frontend raises."""
 
@@ -137,7 +139,7 @@ _STORE_SIZE = f"{PREFIX}KV_STORE_GIB"
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
-    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    settings = checks.read_settings(argv)
     checks.check_policies(settings)
     checks.check_workers(settings)
     checks.check_secret(settings)
@@ -151,6 +153,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_perf(settings)
     checks.check_watches(sum(settings.start().values()) + settings.coordinators + 1)
     checks.check_replies(settings, model_path)
+    checks.check_names(settings)
     port = checks.claim_port(settings.host, settings.port)
     environments = _worker_environments(settings, model_path)
     count = len(environments) + settings.coordinators if settings.metrics else 0
@@ -163,7 +166,7 @@ def run(argv: Sequence[str]) -> int:
             settings = settings.model_copy(update={"graph_secret_file": _new_secret(Path(scratch))})
         site = GraphSite(
             model_path=model_path,
-            model_name=settings.model_name or (TINY if settings.model == TINY else model_path.name),
+            model_names=tuple(settings.model_name) or (TINY if settings.model == TINY else model_path.name,),
             state_url=state_url,
             port=port,
             discovery_dir=Path(scratch) / "discovery",
@@ -248,12 +251,10 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         if settings.metrics:
             targets = write_targets(log_dir, settings.metrics_host, specs, frontend)
             _progress(f"metrics: every process's address is in {targets} (for Prometheus's file_sd_configs)")
-        expected = Expected(url, site.model_name, settings.start(), settings.coordinators)
+        expected = Expected(url, site.model_names[0], settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
-        waiting = wait_until_ready(
-            store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
-        )
+        waiting = wait_until_ready(store, expected, lambda: supervisor.ended(first_error), _READY_WITHIN_S, _progress)
         has_served = await _unless_stopped(waiting, stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)
@@ -321,7 +322,7 @@ def _absolute(name_or_path: str) -> str:
 def _ready_line(settings: ServeSettings, site: GraphSite, url: str, log_dir: Path) -> str:
     workers = " and ".join(f"{count} {role}" for role, count in settings.start().items())
     return (
-        f"ready: {url} serves model {site.model_name!r} with {workers} worker(s), engine {settings.engine}, "
+        f"ready: {url} serves model {site.model_names[0]!r} with {workers} worker(s), engine {settings.engine}, "
         f"routing {settings.routing}, ordering {settings.ordering}, slicing {settings.slicing}, "
         f"pools {settings.pools}, performance model {settings.perf}; state {without_secrets(site.state_url)}, "
         f"logs {log_dir}; Ctrl-C stops it"

@@ -151,6 +151,7 @@ class Frontend:
         body_limit_mb: largest body of a request that it takes; None: as large as Dynamo allows.
         status_relay: whether the relay stands before it, as it should.
         session_names: further names of sessions that the relay reads.
+        aliases: patterns of model names, with the name that they stand for: `claude-*=tiny`. The relay reads them.
     """
 
     host: str
@@ -160,6 +161,7 @@ class Frontend:
     body_limit_mb: int | None = None
     status_relay: bool = True
     session_names: str = ""
+    aliases: tuple[str, ...] = ()
 
     def process(self, name: str, environment: Mapping[str, str]) -> ProcessSpec:
         """The process to start. It inherits none of our variables, because some are secret.
@@ -182,9 +184,11 @@ class Frontend:
             ttl_s = min(max(1, round(self.session_ttl_s)), _LONGEST_AFFINITY_S)
             flags += ["--router-session-affinity-ttl-secs", str(ttl_s)]
             flags += ["--router-session-affinity-mode", "soft"]
+        if not self.status_relay:
+            return python_module("dynamo.frontend", flags)
         if self.session_names:
             flags += ["--session-names", self.session_names]
-        return python_module("router.status_relay" if self.status_relay else "dynamo.frontend", flags)
+        return python_module("router.status_relay", [*flags, *(f"--model-alias={each}" for each in self.aliases)])
 
 
 # -- the processes of a graph with their command lines and environments, computed from the settings
@@ -196,6 +200,7 @@ class GraphSite:
 
     Attributes:
         model_path: the model folder.
+        model_names: for clients. Of the first one the others are further names, or patterns of names.
         state_url: the Redis that answers.
         port: the frontend's port.
         discovery_dir: folder of Dynamo's file discovery.
@@ -205,7 +210,7 @@ class GraphSite:
     """
 
     model_path: Path
-    model_name: str
+    model_names: tuple[str, ...]
     state_url: str
     port: int
     discovery_dir: Path
@@ -270,7 +275,8 @@ def _worker_argv(settings: ServeSettings, site: GraphSite, role: Role) -> tuple[
 
 
 def _coordinator_argv(settings: ServeSettings, site: GraphSite) -> tuple[str, ...]:
-    flags = ["--model", str(site.model_path), "--model-name", site.model_name]
+    flags = ["--model", str(site.model_path)]
+    flags += [part for name in site.model_names if "*" not in name for part in ("--model-name", name)]
     flags += ["--routing", settings.routing, "--binding", settings.binding, "--pools", settings.pools]
     for flag, value in (
         ("--dyn-tool-call-parser", settings.dyn_tool_call_parser),
@@ -289,4 +295,5 @@ def _frontend(settings: ServeSettings, site: GraphSite) -> Frontend:
         body_limit_mb=site.body_limit_mb,
         status_relay=settings.status_relay,
         session_names=settings.session_names,
+        aliases=tuple(f"{name}={site.model_names[0]}" for name in site.model_names if "*" in name),
     )

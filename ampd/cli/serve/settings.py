@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 import socket
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
@@ -19,8 +20,9 @@ from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.roles import prefill_at_start
-from ampd.settings import GraphSettings
+from ampd.settings import GraphSettings, Names, parse_settings
 from ampd.types import Parallelism, Role
+from planner.manifest.files import MODEL_FILE, REHEARSAL_FILE
 from router.settings import PARSER_NAMES, check_parser
 from router.status_relay.sessions import chosen_sources
 from workers.engines.replies import OutputPlanner, Replies
@@ -43,7 +45,7 @@ class ServeSettings(GraphSettings):
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
     topics: ClassVar = {
-        "workers": "processes and model",
+        "plan": "processes and model",
         "routing": "policies",
         "host": "addresses",
         "tp": "GPUs per worker",
@@ -51,6 +53,10 @@ class ServeSettings(GraphSettings):
         "worker_args": "further flags, logs and metrics",
     }
 
+    plan: Path | None = Field(
+        None,
+        description="Rehearse a plan with the modelled engine: a folder of `ampd plan --output-manifest`. Flags win.",
+    )
     workers: int | None = Field(
         None,
         ge=1,
@@ -68,7 +74,11 @@ class ServeSettings(GraphSettings):
         EngineName.SGLANG, description="Engine of the workers: real SGLang, or modelled (sleeps by the model)."
     )
     model: str = Field(TINY, description="Model folder (Hugging Face layout), or `tiny`: a small random Llama.")
-    model_name: str | None = Field(None, description="Name that clients use; default: the model folder's name.")
+    model_name: Names = Field(
+        [],
+        description="Name that clients use; default: the model folder's name. Repeat it for further names of the "
+        "model; one with `*` stands for all names that match it.",
+    )
     routing: str = Field(
         defaults.ROUTING,
         description="Policy that chooses where a round is prefilled; ampd(alpha=0.8) sets a parameter.",
@@ -129,7 +139,6 @@ class ServeSettings(GraphSettings):
     metrics: bool = Field(
         True, description="Give every process a port for its metrics, listed in metrics.json among the logs."
     )
-    start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
     def start(self) -> dict[Role, int]:
         """Number of workers by the role in which they start, prefill workers first, without roles that have none."""
@@ -150,6 +159,29 @@ class ServeSettings(GraphSettings):
         """Tensor-parallel degree of the workers of a role."""
         named = {Role.PREFILL: self.prefill_tp, Role.DECODE: self.decode_tp, Role.MIXED: self.mixed_tp}
         return named[role] or self.tp
+
+
+def read_settings(argv: Sequence[str]) -> ServeSettings:
+    """The settings of a call. Those of a plan are a `--config`.
+
+    Raises:
+        UserError: a flag is wrong, or the plan cannot be rehearsed.
+    """
+    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    folder = settings.plan
+    if folder is None:
+        return settings
+    if any(argument.partition("=")[0] == "--config" for argument in argv):
+        raise UserError("ampd serve: --plan: has the settings of a --config; give the others as flags")
+    rehearsal = folder / REHEARSAL_FILE
+    if not rehearsal.is_file():
+        raise UserError(
+            f"ampd serve: --plan: {folder} has no {REHEARSAL_FILE}; it must be a folder of ampd plan "
+            "--output-manifest, whose replicas of one role have one degree"
+        )
+    return parse_settings(
+        ServeSettings, [f"--config={rehearsal}", f"--perf={folder / MODEL_FILE}", *argv], "ampd serve"
+    )
 
 
 # -- Checks of `ampd serve` before anything is started. Each failure is one line with the way to fix it
@@ -227,6 +259,14 @@ def check_arguments(settings: ServeSettings) -> None:
         except ValueError as error:
             flag = f"--{field.replace('_', '-')}"
             raise UserError(f"ampd serve: {flag}: {error}, in {getattr(settings, field)!r}") from None
+
+
+def check_names(settings: ServeSettings) -> None:
+    """Refuse a pattern of names that nothing would read."""
+    if any("*" in name for name in settings.model_name[:1]):
+        raise UserError(f"ampd serve: --model-name: {settings.model_name[0]!r} is a pattern; give a name before it")
+    if any("*" in name for name in settings.model_name) and not settings.status_relay:
+        raise UserError("ampd serve: --model-name: a name with * needs the status relay; leave out --no-status-relay")
 
 
 def check_replies(settings: ServeSettings, model: Path) -> None:

@@ -14,3 +14,9 @@ def test_tls_of_the_frontend_behind_the_relay_is_refused(
     assert main(["--tls-cert-path", "cert.pem"] if is_flag else []) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "the relay has no TLS" in line
+
+
+def test_an_alias_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--model-alias", "claude-*"])
+    assert "is not PATTERN=NAME" in capsys.readouterr().err

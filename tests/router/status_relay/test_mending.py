@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible
+from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible, with_known_model
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "hello"}
@@ -172,6 +172,11 @@ def test_what_cannot_be_read_is_named(path: str, body: dict[str, Any], place: st
     assert str(caught.value).startswith(f"{place}: ")
 
 
+def test_a_refusal_by_the_chat_template_has_a_reason() -> None:
+    with pytest.raises(CannotMendError, match="chat template"):
+        mended_request(CHATS, json.dumps({"messages": [USER]}).encode(), "Invalid request")
+
+
 def test_the_picture_that_a_model_of_text_cannot_see_is_named() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
     body = {"messages": [USER, {"role": "user", "content": [TEXT, picture]}]}
@@ -257,3 +262,26 @@ def test_stop_strings_beside_tools() -> None:
     assert (json.loads(body), stops) == ({"tools": [{}]}, ("x",))
     for other in (b'{"stop": ["x"]}', b'{"tools": [{}]}', b'{"stop": null, "tools": [{}]}', b'"stop" "tools"'):
         assert stops_made_visible(CHATS, other) == (other, ())
+
+
+ALIASES = [("claude-*", "tiny"), ("*", "other")]
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b'{"model" : "claude-x", "messages": []}', "tiny"),
+        (b'{"model": "gpt", "input": {"model": "claude-x"}}', "other"),
+        (b'{"input": "\\"model\\": \\"claude-x\\"", "model": "tiny"}', "other"),
+    ],
+)
+def test_the_name_of_a_model_may_be_a_pattern(body: bytes, name: str) -> None:
+    found = json.loads(with_known_model(body, ALIASES))
+    assert found == {**json.loads(body), "model": name}
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model": "tiny"}', b'{"x": {"model": "claude-x"}, "model": "y"}', b'"model": "claude-x"']
+)
+def test_other_names_of_models_stay(body: bytes) -> None:
+    assert with_known_model(body, ALIASES[:1]) == with_known_model(body, ()) == body

@@ -44,6 +44,19 @@ def test_names_of_sessions_need_the_relay_that_reads_them() -> None:
         checks.check_session_names(ServeSettings(session_names="x-my-run", status_relay=False))
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_name": ["claude-*"]}, "'claude-\\*' is a pattern; give a name before it"),
+        ({"model_name": ["a", "b-*"], "status_relay": False}, "needs the status relay"),
+    ],
+)
+def test_a_pattern_of_names_that_nothing_would_read_is_refused(changes: dict[str, Any], words: str) -> None:
+    checks.check_names(ServeSettings(model_name=["a", "b-*"]))
+    with pytest.raises(UserError, match=words):
+        checks.check_names(ServeSettings(**changes))
+
+
 def test_a_worker_must_own_sessions() -> None:
     checks.check_workers(ServeSettings(mixed=1))
     checks.check_workers(ServeSettings(prefill=0))

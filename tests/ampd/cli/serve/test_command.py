@@ -84,7 +84,7 @@ def test_the_system_ports_of_all_coordinators_are_registered(ports: tuple[int, .
     path = Path("/nowhere")
     site = GraphSite(
         model_path=path,
-        model_name="m",
+        model_names=("m",),
         state_url="",
         port=1,
         discovery_dir=path,

@@ -17,7 +17,7 @@ from workers.settings import WorkerSettings
 
 SITE = GraphSite(
     model_path=Path("/models/some model"),
-    model_name="name",
+    model_names=("name",),
     state_url="unix:///run/redis.sock",
     port=8123,
     discovery_dir=Path("/run/discovery"),
@@ -125,6 +125,14 @@ def test_coordinators_accept_their_command_line() -> None:
     flags = ["--routing", "always-local", "--itl", "0.03", "--pools", "moved", "--dyn-tool-call-parser", "hermes"]
     settings = parse_settings(CoordinatorSettings, _flags(_specs(*flags)[-2]), "python -m router")
     assert (settings.routing, settings.slo.itl_s, settings.pools) == ("always-local", 0.03, "moved")
+
+
+def test_further_names_go_to_the_coordinator_and_patterns_to_the_relay() -> None:
+    site = replace(SITE, model_names=("name", "other", "claude-*"))
+    *_, coordinator, frontend = graph_processes(parse_settings(ServeSettings, (), "ampd serve"), site)
+    settings = parse_settings(CoordinatorSettings, _flags(coordinator), "python -m router")
+    assert (settings.model_name, settings.served_name) == (["name", "other"], "name")
+    assert _flags(frontend)[-1] == "--model-alias=claude-*=name"
 
 
 def test_workers_get_their_policies() -> None:
