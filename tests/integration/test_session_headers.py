@@ -71,7 +71,7 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     perf = profile(graph.folder, prefill_s=0.001, long_prefill_s=0.01, step_s=0.001)
     (port,) = free_ports(1)
     graph.environment |= system_environment(HOST, port)
-    coordinator = graph.start_coordinator("always-local")
+    coordinator = graph.start_coordinator("always-local", "--max-wait", "0")
     graph.environment |= system_environment(HOST, None)
     graph.start_frontend("--session-names", "x-my-run", status_relay=True)
     await graph.new_worker("decode", perf)
