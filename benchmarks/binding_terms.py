@@ -17,8 +17,7 @@ from typing import Literal
 
 from ampd.policies.base import BindingPolicy, BindingSituation
 from ampd.policies.binding.predictive import PredictiveBinding, roomy
-from ampd.policies.capacity import session_memory
-from ampd.policies.estimates import index_of_least
+from ampd.policies.estimates import index_of_least, session_memory
 from ampd.policies.registry import Policy
 from ampd.types import WorkerView
 from benchmarks.policies.contestants import OURS_STATIC

@@ -17,7 +17,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,10 @@ from workers.kv.ranks.copies import RankCopies, pin
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
 from workers.kv.shared import KvGeometry, StoreMemory, head_share
 
+DEVICE = "cuda"
 REPEATS = 5
 LINK_BYTES = 1 << 30
+WIDTH, PRODUCTS = 4096, 300
 PIECES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)
 
 
@@ -66,7 +68,7 @@ def store_of(size_bytes: int, *, pinned: bool) -> Iterator[Any]:
 
 def link_rates() -> Iterator[dict[str, Any]]:
     """Rates of plain copies."""
-    on_gpu = torch.zeros(LINK_BYTES, dtype=torch.uint8, device="cuda")
+    on_gpu = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=DEVICE)
     for pinned in (True, False):
         with store_of(LINK_BYTES, pinned=pinned) as store:
             for piece in (*PIECES, LINK_BYTES) if pinned else (LINK_BYTES,):
@@ -96,7 +98,7 @@ def rank_copies(dense: DenseModel, tp: int, page: int, pages: int, store: Any) -
     """The copies of rank 0 with pools of so many pages, and the bytes of a record."""
     share = head_share(dense.kv_heads, tp, 0)
     pool = torch.zeros(
-        (dense.layers, 2, (pages + 1) * page, share.count, dense.head_dim), dtype=torch.bfloat16, device="cuda"
+        (dense.layers, 2, (pages + 1) * page, share.count, dense.head_dim), dtype=torch.bfloat16, device=DEVICE
     )
     buffers = attention_buffers(pool[:, 0], pool[:, 1], page, range(dense.layers))
     geometry = KvGeometry("f", page, (pool_geometry("kv", buffers, {"kv": dense.kv_heads}),))
@@ -149,12 +151,12 @@ def kv_rates(dense: DenseModel, tp: int, page: int, tokens: int, *, pinned: bool
 
 def beside(load: Callable[[], None], write: Callable[[], None]) -> dict[str, float]:
     """How much longer the same matrix products take while another thread copies."""
-    a, b = (torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+    a, b = (torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
 
     def compute_s() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        for _ in range(300):
+        for _ in range(PRODUCTS):
             torch.mm(a, b)
         end.record()
         end.synchronize()
@@ -189,14 +191,18 @@ def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield from kv_rates(DenseModel.of(arguments.models[0]), 1, arguments.pages[0], arguments.tokens, pinned=False)
 
 
-def main() -> None:
+def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["llama-3.1-8b", "qwen3-32b"])
     parser.add_argument("--tp", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--pages", nargs="+", type=int, default=[16, 64], help="tokens per page")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--output", type=Path, help="append each row to this file as JSON, as it comes")
-    arguments = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    arguments = arguments_of()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for row in rows(arguments):
         print(

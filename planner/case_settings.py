@@ -17,7 +17,7 @@ from ampd.perf.gpus import GPUS
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import MODELS, NAMES, analytic_model, load_performance_model, profile_names
 from ampd.policies import defaults, registry
-from ampd.policies.naming import parse_named
+from ampd.policies.base import parse_named
 from ampd.policies.ordering.fcfs import Fcfs
 from ampd.policies.pools.static import StaticPools
 from ampd.policies.routing.always_local import AlwaysLocal

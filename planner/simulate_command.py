@@ -16,7 +16,7 @@ from ampd.documents import check_writable, dumped
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
-from ampd.policies.naming import split_names
+from ampd.policies.base import split_names
 from ampd.policies.registry import KINDS, create_named
 from ampd.reports import format_share
 from ampd.settings import has_usual_size, parse_settings

@@ -41,12 +41,8 @@ MODULES = (
     "ampd.perf.model",
     "ampd.perf.piecewise",
     "ampd.policies.base",
-    "ampd.policies.capacity",
-    "ampd.policies.chance",
     "ampd.policies.estimates",
-    "ampd.policies.expectations",
     "ampd.policies.moore_hodgson",
-    "ampd.policies.passes",
     "ampd.telemetry.windows",
     "ampd.types",
 )

@@ -1,13 +1,14 @@
-"""`make demo`: start a graph with `ampd serve`, replay a shipped trace with `ampd replay`, leave a report."""
+"""`make demo`: start graphs with `ampd serve`, replay a shipped trace with `ampd replay`, leave a report."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +17,7 @@ from pydantic import Field
 from ampd.child_process import tied_to_parent
 from ampd.cli.serve.settings import EngineName
 from ampd.errors import RunError, guarded
+from ampd.reports import format_ms, format_share
 from ampd.settings import Settings, parse_settings
 
 # -- runs a graph as a child process: starts it with `ampd serve`, and stops it at the end of the block
@@ -85,12 +87,22 @@ class DemoSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """The demo of one engine: flags of `ampd serve` and `ampd replay`, and a note on the figures."""
+    """The demo of one engine: flags of `ampd serve` and `ampd replay`, and a note on the figures.
+
+    Attributes:
+        systems: name -> flags of `ampd serve` for another system, which serves the same trace afterwards.
+        why: a sentence about the comparison with them.
+    """
 
     serve: tuple[str, ...]
     replay: tuple[str, ...]
     note: str
+    systems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    why: str = ""
 
+
+_PLAIN = ("--ordering", "fcfs", "--slicing", "whole", "--pools", "static")
+"""First come first served, prefills in one piece, roles as at the start."""
 
 SCENES = {
     EngineName.SGLANG: _Scene(
@@ -101,13 +113,18 @@ SCENES = {
         "takes; on a busy CPU targets are missed",
     ),
     EngineName.MODELLED: _Scene(
-        serve=(
-            *("--prefill", "2", "--decode", "4", "--perf", "qwen3-32b-h20", "--tp", "4"),
-            *("--ttft", "0.5", "--itl", "0.05", "--max-wait", "0"),
-        ),
-        replay=("--rate", "2", "--limit", "40", "--ttft", "0.5", "--itl", "0.05"),
-        note="the engines slept as long as the performance model says of Qwen3-32B on H20, four GPUs per "
+        serve=("--perf", "qwen3-32b-h20", "--tp", "2", "--ttft", "1", "--itl", "0.03", "--max-wait", "0"),
+        replay=("--rate", "2.5", "--limit", "26", "--seed", "1", "--ttft", "1", "--itl", "0.03"),
+        note="the engines slept as long as the performance model says of Qwen3-32B on H20, two GPUs per "
         "worker; everything else is real, so that a machine that is busy with other programs misses targets",
+        systems={
+            "AMPD": ("--prefill", "1", "--decode", "2"),
+            "always remote": ("--prefill", "1", "--decode", "2", "--routing", "always-remote", *_PLAIN),
+            "co-located": ("--prefill", "0", "--decode", "3", "--routing", "always-local", *_PLAIN),
+        },
+        why="with every prefill on the one prefill worker its queue grows; co-located, a prefill in one piece stops "
+        "the running rounds of its worker; AMPD prefills each round where it ends first, in parts that the running "
+        "rounds can afford",
     ),
 }
 TRACE = "tau-bench-airline"
@@ -118,15 +135,44 @@ def run(argv: Sequence[str]) -> int:
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
     scene = SCENES[settings.engine]
-    serve = ["--engine", settings.engine, "--port", "0", *scene.serve]
     report, result = out / "demo.html", out / "demo.json"
-    print(f"$ ampd serve {' '.join(serve)}", flush=True)
-    with running_graph(serve, lambda line: print(line, flush=True)) as url:
-        replay = [TRACE, "--url", url, "--report", str(report), "--json", str(result), *scene.replay]
-        print(f"$ ampd replay {' '.join(replay)}", flush=True)
-        code = subprocess.run([*ampd_command("replay"), *replay], check=False).returncode
+    systems = dict(scene.systems) or {"AMPD": ()}
+    results = {name: out / f"{name.replace(' ', '-')}.json" for name in systems} | {"AMPD": result}
+    for name, flags in systems.items():
+        serve = ["--engine", settings.engine, "--port", "0", *scene.serve, *flags]
+        code = _served(serve, [TRACE, "--json", str(results[name]), *scene.replay], is_first=name == "AMPD")
+        if code:
+            return code
+    if scene.systems:
+        print(f"\n{_comparison(results)}\nwhy: {scene.why}")
+    compare = [*map(str, results.values()), "--report", str(report)]
+    print(f"$ ampd compare {' '.join(compare)}", flush=True)
+    code = subprocess.run([*ampd_command("compare"), *compare], stdout=subprocess.DEVNULL, check=False).returncode
     print(f"note: {scene.note}\nreport: {report}\nresult: {result}")
     return code
+
+
+def _served(serve: Sequence[str], replay: Sequence[str], *, is_first: bool) -> int:
+    """Start a graph and replay the trace against it. Only the first one prints its result. The exit code."""
+    print(f"$ ampd serve {' '.join(serve)}", flush=True)
+    with running_graph(serve, lambda line: print(line, flush=True)) as url:
+        replay = [*replay, "--url", url]
+        print(f"$ ampd replay {' '.join(replay)}", flush=True)
+        stdout = None if is_first else subprocess.DEVNULL
+        return subprocess.run([*ampd_command("replay"), *replay], stdout=stdout, check=False).returncode
+
+
+def _comparison(results: Mapping[str, Path]) -> str:
+    """A line per system."""
+    lines = [f"{'':15}{'rounds within both targets':>28}{'sessions':>10}{'TTFT P95':>11}{'mean ITL P95':>14}"]
+    for name, path in results.items():
+        result = json.loads(path.read_text(encoding="utf-8"))
+        reached = result["attainment"]
+        lines.append(
+            f"{name:15}{format_share(reached['rounds']):>28}{format_share(reached['sessions']):>10}"
+            f"{format_ms(result['ttft_s']['p95'], 0):>8} ms{format_ms(result['mean_itl_s']['p95']):>11} ms"
+        )
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

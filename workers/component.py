@@ -7,9 +7,11 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from math import log as logarithm
 from typing import Any
 
 from dynamo.common.utils.graceful_shutdown import graceful_shutdown_with_discovery
@@ -23,14 +25,16 @@ from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_sil
 from ampd.errors import RunError, UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks, send_all
 from ampd.perf.corrections import CorrectedModel
+from ampd.policies.estimates import queued_s
 from ampd.policies.registry import create_named
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import StateUnavailableError
 from ampd.telemetry import tracing
-from ampd.telemetry.metrics import exposition
-from ampd.telemetry.metrics.exposition import ProcessCollector, expose
+from ampd.telemetry.metrics import exposition, names
+from ampd.telemetry.metrics.exposition import ProcessCollector, Reading, expose
 from ampd.telemetry.metrics.names import Process
-from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text
+from ampd.types import MOST_FACTOR, Role, WorkerView
+from ampd.wire import COMPONENT, GENERATE_ENDPOINT, KV_ENDPOINT, PREFILL_ENDPOINT, error_text, fields_of
 from workers.call_guard import CallGuard, CallRefusedError
 from workers.client_rounds import ClientRounds
 from workers.client_stream import grouped
@@ -42,8 +46,99 @@ from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.round_ends import RoundEnds
 from workers.settings import PROG, WorkerSettings
-from workers.worker_metrics import WorkerReader
-from workers.wrong_times import warn_of_wrong_times
+
+# -- The metrics of a worker that are read from its parts at each scrape; `worker_recorder` counts the others.
+
+
+class WorkerReader:
+    """Reads the metrics that mirror the state of a worker's parts."""
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+
+    def __call__(self) -> Iterator[Reading]:
+        """All readings; on the worker's event loop."""
+        parts = self._parts
+        view, settings = parts.read_view(), parts.settings
+        info = (settings.engine, str(view.parallelism.tp), settings.ordering, settings.slicing)
+        yield Reading(names.WORKER_INFO, 1, info)
+        for role in Role:
+            yield Reading(names.WORKER_ROLE, view.role is role, (role,))
+            yield Reading(names.ROLE_CHANGES, parts.role.changes[role], (role,))
+        yield Reading(names.WORKER_ROUNDS, parts.rounds.running)
+        yield Reading(names.DECODE_BATCH, view.decode_batch)
+        yield Reading(names.DECODE_CONTEXT, view.decode_context_tokens)
+        for kind, factor in fields_of(view.parallelism.factors).items():
+            yield Reading(names.TIME_FACTOR, factor, (kind,))
+        yield from self._queued(view)
+        yield from self._memory(view)
+        yield from parts.store.readings(is_available=parts.publisher.available)
+
+    def _queued(self, view: WorkerView) -> Iterator[Reading]:
+        yield Reading(names.QUEUE_TASKS, view.queued_prefills)
+        yield Reading(names.POSTPONEMENTS, self._parts.queue.postponements)
+        for reason in names.DROPS:
+            yield Reading(names.PREFILLS_DROPPED, self._parts.queue.dropped[reason], (reason,))
+        try:
+            yield Reading(names.QUEUE_WAIT, queued_s(view, self._parts.model))
+        except UserError:
+            return  # a parallelism that the performance model lacks
+
+    def _memory(self, view: WorkerView) -> Iterator[Reading]:
+        parts = self._parts
+        store = parts.engine.kv.figures
+        yield Reading(names.KV_PINNED, view.store_used_tokens)
+        yield Reading(names.KV_USED, view.kv_used_tokens)
+        yield Reading(names.KV_CAPACITY, view.kv_capacity_tokens)
+        yield Reading(names.STORE_USED_BYTES, store.used_bytes)
+        yield Reading(names.STORE_CAPACITY_BYTES, store.capacity_bytes)
+        yield Reading(names.STORE_USED, store.used_tokens)
+        yield Reading(names.STORE_CAPACITY, view.store_capacity_tokens)
+        for cause in names.EVICTION_CAUSES:
+            yield Reading(names.STORE_EVICTED, store.evicted_tokens.get(cause, 0), (cause,))
+        yield Reading(names.SESSIONS_HELD, len(parts.changes.held_tokens))
+        yield Reading(names.SESSIONS_LOST, parts.sessions.evicted, (names.EVICTED,))
+        yield Reading(names.SESSIONS_LOST, parts.sessions.expired, (names.IDLE,))
+
+
+# -- One warning when an engine has long taken twice as long as its performance model says, or half as long.
+
+log = logging.getLogger(__name__)
+
+_KINDS = {"prefill": "prefills", "step": "decode steps", "mixed": "mixed passes", "read": "reads of KV"}
+"""Those that `ampd profile` measures."""
+
+_FACTOR = 2.0
+_CHECK_S = 5.0
+_CHECKS = 12
+"""In a row. Together they last a minute."""
+
+
+async def warn_of_wrong_times(
+    times: CorrectedModel, settings: WorkerSettings, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Return after the warning."""
+    checks = Counter[str]()
+    while True:
+        await sleep(_CHECK_S)
+        factors = fields_of(times.parallelism.factors)
+        for kind in _KINDS:
+            checks[kind] = checks[kind] + 1 if abs(logarithm(factors[kind])) >= logarithm(_FACTOR) else 0
+        if max(checks.values()) >= _CHECKS:
+            wrong = [f"{text} {factors[kind]:.2g} times" for kind, text in _KINDS.items() if checks[kind] >= _CHECKS]
+            log.warning(
+                "for a minute %s have taken as long as --perf %s says; predictions are corrected, by a factor of %g at "
+                "most. Measure the engine: ampd profile --engine %s --model %s --tp %d --output FILE, and serve with "
+                "--perf FILE",
+                " and ".join(wrong),
+                settings.perf,
+                MOST_FACTOR,
+                settings.engine,
+                settings.model,
+                settings.tp,
+            )
+            return
+
 
 log = logging.getLogger(__name__)
 

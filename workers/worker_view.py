@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ampd.perf.corrections import CorrectedModel
-from ampd.policies.expectations import ORDERED_PREFILLS
+from ampd.policies.estimates import ORDERED_PREFILLS
 from ampd.serving.kv_tiers import TIERS
 from ampd.telemetry.windows import US, SlidingWindow, WindowCounts, microseconds
 from ampd.types import KvWindow, PrefillTask, QueueRest, WorkerView

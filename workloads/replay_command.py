@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from ampd.documents import check_writable, dumped
 from ampd.errors import UserError, without_credentials
+from ampd.keys import SESSION_HEADER
 from ampd.progress import Progress
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
@@ -45,7 +46,6 @@ from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one
 
-SESSION_HEADER = "x-dynamo-session-id"
 FINAL_HEADER = "x-dynamo-session-final"
 _MS_PER_S = 1e3
 
@@ -265,9 +265,7 @@ class ReplaySettings(Settings):
     seed: int = Field(0, description="Seed of arrivals and of synthetic prompts.")
     concurrency: int | None = Field(None, ge=1, description="Most sessions in flight; default: unlimited.")
     timeout: float = Field(600.0, gt=0, description="Seconds after which a round counts as failed.")
-    token_ids: str = Field("64:250", description="FIRST:LAST token id of synthetic prompts.")
     json_file: Path | None = Field(None, validation_alias="json", description="Write the result object to this file.")
-    records: bool = Field(True, description="Write every round's record to the JSON file, too.")
     report: Path | None = Field(None, description="Write an HTML report to this file.")
 
     @model_validator(mode="after")
@@ -294,12 +292,12 @@ def run(argv: Sequence[str]) -> int:
     sessions = retime(load_trace(settings.trace, settings.limit), settings.rate, settings.seed, settings.limit)
     check_writable(settings.json_file, settings.report)
     _check_text(sessions, settings)
-    done, plan = uvloop.run(_replay(sessions, settings, parse_token_range(settings.token_ids)))
+    done, plan = uvloop.run(_replay(sessions, settings))
     result = _result(done, plan, settings)
     print(format_result(result, [record.error for record in done.records if record.error]))
     if settings.json_file:
-        records = {"records": [_record_row(record) for record in done.records]} if settings.records else {}
-        settings.json_file.write_text(dumped(result | records) + "\n", encoding="utf-8")
+        records = [_record_row(record) for record in done.records]
+        settings.json_file.write_text(dumped(result | {"records": records}) + "\n", encoding="utf-8")
     if settings.report:
         write_replay_report(settings.report, result)
     if done.stopped:
@@ -308,15 +306,13 @@ def run(argv: Sequence[str]) -> int:
     return 1 if result["errors"] and not result["rounds"] else 0
 
 
-async def _replay(
-    sessions: Sequence[Session], settings: ReplaySettings, tokens: TokenRange
-) -> tuple[ReplayRun, ReplayPlan]:
+async def _replay(sessions: Sequence[Session], settings: ReplaySettings) -> tuple[ReplayRun, ReplayPlan]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     async with Endpoint(settings.url, settings.api_key, settings.timeout) as endpoint:
         model, is_dynamo = await endpoint.choose_model(settings.model)
         prompts = {
-            "ids": synthetic_token_ids(8, "probe", tokens.first, tokens.last),
+            "ids": synthetic_token_ids(8, "probe", SAFE_TOKENS.first, SAFE_TOKENS.last),
             "text": synthetic_words(8, "probe"),
             "messages": [{"role": "user", "content": synthetic_words(8, "probe")}],
         }
@@ -331,7 +327,6 @@ async def _replay(
             concurrency=settings.concurrency,
             timeout_s=settings.timeout,
             slo=settings.slo,
-            tokens=tokens,
         )
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
@@ -416,21 +411,6 @@ def _record_row(record: RoundRecord) -> dict[str, Any]:
         "error": record.error,
         "decision": record.decision,
     }
-
-
-_LONGEST_RANGE = 40
-
-
-def parse_token_range(text: str) -> TokenRange:
-    """The token ids from the first to the last of FIRST:LAST.
-
-    Raises:
-        UserError: the text is none.
-    """
-    first, _, last = text.partition(":")
-    if len(text) > _LONGEST_RANGE or not (first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
-        raise UserError(f"--token-ids must be FIRST:LAST, two token ids in order (given: {text!r})")
-    return TokenRange(int(first), int(last))
 
 
 def _check_text(sessions: Sequence[Session], settings: ReplaySettings) -> None:

@@ -195,7 +195,12 @@ _SPLIT_SHAPE = 2.0
 
 
 def generate(
-    workload: str, sessions: int, rate: float, seed: int, lengths: Lengths, mean_tool_s: float | None = None
+    workload: str,
+    sessions: int,
+    rate: float,
+    seed: int,
+    lengths: Lengths = Lengths.PER_SESSION,
+    mean_tool_s: float | None = None,
 ) -> Iterator[Session]:
     """`sessions` sessions arriving as a Poisson process of `rate` per second; the same seed gives the same trace.
 
@@ -270,8 +275,7 @@ class ConvertSettings(Settings):
     )
     tokenizer: Path | None = Field(
         None,
-        description="tokenizer.json, model folder or tiktoken-style ranks file for sources that hold words; "
-        "default: an approximation.",
+        description="tokenizer.json or model folder, for sources that hold words; default: an approximation.",
     )
     text: bool = Field(False, description="Keep the words of every increment, for replays with real words.")
 
@@ -283,9 +287,6 @@ class GenerateSettings(Settings):
     sessions: int = Field(100, ge=1, description="How many sessions.")
     rate: float = Field(1.0, gt=0, description="Session arrivals per second (Poisson).")
     seed: int = Field(0, description="The same seed gives the same trace.")
-    lengths: Lengths = Field(
-        Lengths.PER_SESSION, description="Whether the paper's token counts are totals of a session or means of a round."
-    )
     tool_s: float | None = Field(
         None, ge=0, description="Mean tool time in seconds; default: an assumption for each workload (docs/traces.md)."
     )
@@ -371,9 +372,7 @@ def _generate(argv: Sequence[str]) -> None:
     if settings.workload not in WORKLOADS:
         known = ", ".join(WORKLOADS) + did_you_mean(settings.workload, WORKLOADS)
         raise UserError(f"ampd trace generate: unknown workload {settings.workload!r}; known: {known}")
-    sessions = generate(
-        settings.workload, settings.sessions, settings.rate, settings.seed, settings.lengths, settings.tool_s
-    )
+    sessions = generate(settings.workload, settings.sessions, settings.rate, settings.seed, mean_tool_s=settings.tool_s)
     count = write_trace(sessions, settings.output)
     print(f"{settings.output}: {count} sessions", file=sys.stderr)
 

@@ -7,15 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 
+from pydantic import Field
+from pydantic_settings import CliPositionalArg
+
 from ampd.errors import UserError
+from ampd.settings import Settings, parse_settings
 
-_USAGE = """usage: ampd completion SHELL
+PROG = "ampd completion"
+_SHELLS = ("bash", "zsh", "fish")
 
-Print what completes commands and flags in a shell: bash, zsh or fish.
 
-  bash  ampd completion bash > ~/.local/share/bash-completion/completions/ampd
-  zsh   ampd completion zsh > ~/.ampd-completion, and `source ~/.ampd-completion` in ~/.zshrc after compinit
-  fish  ampd completion fish > ~/.config/fish/completions/ampd.fish"""
+class CompletionSettings(Settings):
+    """Print what completes commands and flags in a shell."""
+
+    shell: CliPositionalArg[str] = Field(
+        description="bash: write it to ~/.local/share/bash-completion/completions/ampd. zsh: write it to a file that "
+        "~/.zshrc sources after compinit. fish: write it to ~/.config/fish/completions/ampd.fish."
+    )
+
 
 _BASH = """_ampd() {{
   local words current=${{COMP_WORDS[COMP_CWORD]}}
@@ -28,14 +37,12 @@ complete -o default -F _ampd ampd"""
 
 
 def run(argv: Sequence[str], helps: Callable[[list[str]], str] | None = None) -> int:
-    """Run the command."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_USAGE)
-        return 0 if argv else 2
-    if argv[0] not in ("bash", "zsh", "fish") or len(argv) > 1:
-        raise UserError(f"ampd completion: {' '.join(argv)!r} is no shell that it knows: bash, zsh, fish")
+    """Print the script."""
+    shell = parse_settings(CompletionSettings, argv, PROG).shell
+    if shell not in _SHELLS:
+        raise UserError(f"{PROG}: no shell {shell!r}; known: {', '.join(_SHELLS)}")
     words = _words([], helps or _help_of)
-    print(_fish(words) if argv[0] == "fish" else _bash(words, is_zsh=argv[0] == "zsh"))
+    print(_fish(words) if shell == "fish" else _bash(words, is_zsh=shell == "zsh"))
     return 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import platform
 import resource
 import shutil
@@ -12,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import partial
@@ -36,7 +35,6 @@ from ampd.cli.serve.settings import (
 )
 from ampd.errors import UserError, one_line_of, without_credentials
 from ampd.model_folder import check_model_folder
-from ampd.perf.model_shape import WINDOW_POOLS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.perf.roofline import MEMORY_SHARE
 from ampd.settings import GraphSettings, Settings, parse_settings
@@ -48,7 +46,7 @@ from ampd.state.store import StateUnavailableError
 from ampd.tiny_model import tiny_model_path
 from ampd.types import GIB, Parallelism
 from workers.engines.sglang_settings import check_degree
-from workers.kv.shared import MINIMUM_BYTES, TRIED_DEGREES, available_bytes, default_size_bytes
+from workers.kv.shared import MINIMUM_BYTES, available_bytes, default_size_bytes
 
 # -- what a check finds, and the report of all findings: a table for people, or one JSON object
 
@@ -128,7 +126,7 @@ _SMALLEST_SHM_BYTES = 128 << 20
 """Docker's default of 64 MiB is too small for the queues between SGLang's processes, and for NCCL."""
 _SMALLEST_GRAPH = 4
 """Processes of a graph: frontend, coordinator, prefill worker, decode worker."""
-_RDMA = Path("/dev/infiniband")
+_RDMA, _SHM = Path("/dev/infiniband"), Path("/dev/shm")
 
 
 def check_software(engine: EngineName) -> Finding:
@@ -144,14 +142,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def check_gpus(gpus: Sequence[FoundGpu], tp: int) -> Finding:
-    """Whether there are GPUs, and PyTorch can use as many as a worker needs."""
-    if gpus:
-        return judge_gpus(gpus, *torch_gpus(), tp)
-    found = "no NVIDIA GPU (nvidia-smi is not there, or all are hidden); engines compute on the CPU, to try things"
-    return Finding("GPUs", Verdict.SKIPPED, found)
 
 
 def torch_gpus() -> tuple[str, int]:
@@ -195,11 +185,6 @@ def check_compiler() -> Finding:
     return Finding("compiler", Verdict.OK, ", ".join(parts))
 
 
-def check_memory() -> Finding:
-    """Whether there is memory for the KV stores of two workers: by default half of what is available here."""
-    return judge_memory(available_bytes(), default_size_bytes(workers_here=2))
-
-
 def judge_memory(available: int, store: int) -> Finding:
     """Whether the KV stores fit; `available` and `store`, the size of one of them, in bytes."""
     found = f"{_gib(available)} available; KV store {_gib(store)} for each of two workers"
@@ -207,12 +192,6 @@ def judge_memory(available: int, store: int) -> Finding:
         fix = "free memory, raise the container's limit, or set --kv-store-gib"
         return Finding("memory", Verdict.WRONG, found, fix)
     return Finding("memory", Verdict.OK, found)
-
-
-def check_shared_memory(folder: Path = Path("/dev/shm")) -> Finding:
-    """Whether SGLang's processes and NCCL have their shared memory."""
-    status = os.statvfs(folder) if folder.is_dir() else None
-    return judge_shared_memory(status.f_frsize * status.f_blocks if status else 0)
 
 
 def judge_shared_memory(size: int) -> Finding:
@@ -232,13 +211,6 @@ def check_inotify() -> Finding:
     check_watches(_SMALLEST_GRAPH)
     room = (limit - used) // WATCHES_PER_PROCESS
     return Finding("inotify", Verdict.OK, f"{used} of {limit} instances taken: room for {room} processes of a graph")
-
-
-def check_locked_memory() -> Finding:
-    """Whether a worker may register its KV store with a network card."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    has_cards = any(_RDMA.glob("uverbs*"))
-    return judge_locked_memory(limit, default_size_bytes(workers_here=2), has_cards=has_cards)
 
 
 def judge_locked_memory(limit: int, store: int, *, has_cards: bool) -> Finding:
@@ -268,13 +240,11 @@ class ModelReading:
     """A model folder.
 
     Attributes:
-        kv_pool: SGLang's class of the KV pool, derived from the configuration.
         weight_bytes: of the files with weights; 0: there are none.
     """
 
     folder: str
     architecture: str
-    kv_pool: str
     weight_bytes: int
 
 
@@ -291,38 +261,25 @@ def read_model(model: str, tp: int) -> ModelReading:
     check_degree(folder, tp, SERVE)
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        pool = kv_pool({**config, **(config.get("text_config") or {})})
+        named = config.get("architectures")
+        kind = str(config.get("model_type") or "unknown architecture")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"{folder / 'config.json'} is not a model's configuration; copy the model's files again"
         ) from None
     files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
-    named = config.get("architectures")
     architecture = ", ".join(filter(None, map(str, named if isinstance(named, list) else ())))
-    architecture = architecture or str(config.get("model_type") or "unknown architecture")
-    return ModelReading(str(folder), architecture, pool, sum(file.stat().st_size for file in files))
-
-
-def kv_pool(config: Mapping[str, Any]) -> str:
-    """SGLang's class of the KV pool for a configuration. What a worker reports at its start is exact."""
-    if config.get("kv_lora_rank"):
-        return "MLATokenToKVPool"
-    layers = set(config.get("layer_types") or ())
-    if "linear_attention" in layers or config.get("linear_num_key_heads") or config.get("full_attention_interval"):
-        return "HybridLinearKVPool"
-    if str(config.get("model_type")).startswith(WINDOW_POOLS):
-        return "SWAKVPool"
-    return "MHATokenToKVPool"
+    return ModelReading(str(folder), architecture or kind, sum(file.stat().st_size for file in files))
 
 
 def judge_model(reading: ModelReading, tp: int, gpus: Sequence[FoundGpu], host_bytes: int) -> Finding:
-    """Whether the weights fit beside some KV, and whether the KV exchange was tried with this family.
+    """Whether the weights fit beside some KV.
 
     Args:
         host_bytes: memory that is available; all ranks of both workers compute in it if there are no GPUs.
     """
     name, gigabytes = "model", reading.weight_bytes / _GB
-    found = f"{reading.folder}: {reading.architecture}, {reading.kv_pool}, {gigabytes:.2f} GB of weights"
+    found = f"{reading.folder}: {reading.architecture}, {gigabytes:.2f} GB of weights"
     if not reading.weight_bytes:
         fix = "give a complete model folder: --model FOLDER"
         return Finding(name, Verdict.WRONG, f"{reading.folder} has no weights (*.safetensors)", fix)
@@ -336,9 +293,6 @@ def judge_model(reading: ModelReading, tp: int, gpus: Sequence[FoundGpu], host_b
     if len(gpus) < 2 and 2 * worker_gb > free_gb:
         fix = "serve with one worker (--prefill 0 --decode 1), or with more GPUs"
         return Finding(name, Verdict.WARNING, f"{found}: too little for two workers", fix)
-    if tp not in TRIED_DEGREES.get(reading.kv_pool, ()):
-        fix = "try it with --worker-args '--allow-untested'; docs/models.md lists what was tried"
-        return Finding(name, Verdict.WARNING, f"{found}; the KV store was never tried with it at --tp {tp}", fix)
     return Finding(name, Verdict.OK, found)
 
 
@@ -488,9 +442,10 @@ def _examined(settings: DoctorSettings) -> Iterator[Finding]:
         yield made("GPUs", lambda: _check_gpus(gpus, settings.tp))
         if gpus:
             yield made("compiler", check_compiler)
-        yield made("memory", check_memory)
-        yield made("/dev/shm", check_shared_memory)
-        yield made("locked memory", check_locked_memory)
+        store, locked = default_size_bytes(workers_here=2), resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        yield made("memory", lambda: judge_memory(available_bytes(), store))
+        yield made("/dev/shm", lambda: judge_shared_memory(shutil.disk_usage(_SHM).total if _SHM.is_dir() else 0))
+        yield made("locked memory", lambda: judge_locked_memory(locked, store, has_cards=any(_RDMA.glob("uverbs*"))))
     yield made("inotify", check_inotify)
     yield made("Redis", lambda: judge_state(read_state(settings.state_url, settings.namespace)))
     model = made("model", lambda: _check_model(settings, gpus, computes=computes))
@@ -502,9 +457,12 @@ def _examined(settings: DoctorSettings) -> Iterator[Finding]:
 
 
 def _check_gpus(gpus: list[FoundGpu], tp: int) -> Finding:
-    """As `check_gpus`; `gpus` gets those that are found, for the checks after it."""
+    """Whether PyTorch can use as many as a worker needs; `gpus` gets those that are found, for the checks after it."""
     gpus += found_gpus()
-    return check_gpus(gpus, tp)
+    if gpus:
+        return judge_gpus(gpus, *torch_gpus(), tp)
+    found = "no NVIDIA GPU (nvidia-smi is not there, or all are hidden); engines compute on the CPU, to try things"
+    return Finding("GPUs", Verdict.SKIPPED, found)
 
 
 def _check_model(settings: DoctorSettings, gpus: Sequence[FoundGpu], *, computes: bool) -> Finding:

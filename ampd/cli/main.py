@@ -44,6 +44,7 @@ SETTINGS = (
     "ampd.cli.session:ListSettings",
     "ampd.cli.session:EndSettings",
     "ampd.cli.doctor:DoctorSettings",
+    "ampd.cli.completion:CompletionSettings",
     "ampd.tiny_model:TinyModelSettings",
     "ampd.cli.profile:ProfileSettings",
 )

@@ -10,8 +10,17 @@ from pydantic import Field
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingSituation, PoolsSituation, RoleChange, RoutingSituation
-from ampd.policies.capacity import able, dispensable, fits
-from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_remote, index_of_least, local, queued_s, step_with_s
+from ampd.policies.estimates import (
+    NO_PREFILL_WORKER,
+    able,
+    dispensable,
+    estimate_remote,
+    fits,
+    index_of_least,
+    local,
+    queued_s,
+    step_with_s,
+)
 from ampd.policies.registry import Policy, register
 from ampd.types import Parallelism, Role, RouteDecision, RouteEstimate, WorkerView
 

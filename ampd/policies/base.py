@@ -7,13 +7,72 @@ for the `offers` of a route, which only save time.
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
+from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.types import Parallelism, PrefillTask, Role, RouteDecision, RunningRound, Slo, WorkerView
+
+# -- Policies as people write them: `ampd`, `ampd(alpha=0.8)`, and lists of these.
+
+_NAMED = re.compile(r"\s*([A-Za-z0-9_-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+_COMMA_OUTSIDE = re.compile(r",(?![^()]*\))")
+
+
+def split_names(text: str) -> list[str]:
+    """The parts of a comma-separated list; commas in parentheses belong to a part."""
+    return [part.strip() for part in _COMMA_OUTSIDE.split(text) if part.strip()]
+
+
+def parse_named(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and parameters of `name` or `name(key=value, ...)`; values are JSON, or words.
+
+    Raises:
+        UserError: the text has another form.
+    """
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        raise UserError(f"a policy is written as NAME or NAME(parameter=value, ...) (given: {text!r})")
+    parameters: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
+        key, sign, value = part.partition("=")
+        if not sign:
+            raise UserError(f"policy {match[1]}: give parameters as name=value (given: {part!r})")
+        parameters[key.strip()] = _value(value.strip())
+    return match[1], parameters
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+# -- Random choices.
+
+OptionT = TypeVar("OptionT")
+
+
+def any_of(options: Sequence[OptionT], rng: random.Random) -> OptionT:
+    """One of some options, each with the same chance.
+
+    It is the one that `rng.choice` gives in Python 3.11 to 3.14, where that is an interpreted function.
+
+    Args:
+        options: not empty.
+    """
+    bits = len(options).bit_length()
+    place = rng.getrandbits(bits)
+    while place >= len(options):
+        place = rng.getrandbits(bits)
+    return options[place]
+
 
 # Not frozen: a situation is made for every decision, and a frozen dataclass takes twice as long to make.
 

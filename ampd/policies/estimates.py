@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Protocol
 
+from ampd.keys import PAGE_TOKENS
 from ampd.perf.model import PerformanceModel
-from ampd.policies.base import RoutingSituation
-from ampd.policies.chance import any_of
-from ampd.policies.expectations import ITL_SHARE
-from ampd.policies.passes import shortest_pass_s
+from ampd.policies.base import RoutingSituation, any_of
+from ampd.policies.moore_hodgson import Job
 from ampd.types import (
     Parallelism,
     PrefillTask,
@@ -22,6 +23,157 @@ from ampd.types import (
     WorkerView,
     usable_tokens,
 )
+
+# -- Passes of the engine: the shortest one, whether mixed ones pay, and how much a pass prefills in a given time.
+
+
+def shortest_pass_s(model: PerformanceModel, hist_tokens: int, parallelism: Parallelism) -> float:
+    """Seconds of a pass for one page of tokens: nearly all of it reads weights, of all experts where there are some."""
+    return model.prefill_s(hist_tokens, PAGE_TOKENS, parallelism)
+
+
+def mixing_pays(
+    model: PerformanceModel,
+    hist_tokens: int,
+    incr_tokens: int,
+    batch: int,
+    context_tokens: int,
+    parallelism: Parallelism,
+) -> bool:
+    """Whether a pass that prefills and is a step of the batch too takes less time than a pass of each kind."""
+    mixed_s = model.mixed_pass_s([(hist_tokens, incr_tokens)], batch, context_tokens, parallelism)
+    prefill_s = model.prefill_s(hist_tokens, incr_tokens, parallelism)
+    return mixed_s < prefill_s + model.decode_step_s(batch, context_tokens, parallelism)
+
+
+def tokens_within(
+    limit_s: float,
+    hist_tokens: int,
+    fits: int,
+    exceeds: int,
+    parallelism: Parallelism,
+    model: PerformanceModel,
+    *,
+    precision_tokens: int = 1,
+    guess_tokens: int = 0,
+) -> int:
+    """The most tokens whose prefill behind `hist_tokens` takes at most `limit_s`, between `fits` and `exceeds`.
+
+    Args:
+        fits: the least answer.
+        exceeds: more tokens than the answer, unless it is `fits`.
+        precision_tokens: the answer may be less by fewer than this number of tokens.
+        guess_tokens: a good guess saves most of the search; 0: none.
+    """
+    stride, probe = 1, guess_tokens
+    while exceeds - fits > precision_tokens:
+        if not guess_tokens or not fits < probe < exceeds:
+            probe = (fits + exceeds) // 2
+        if model.prefill_s(hist_tokens, probe, parallelism) <= limit_s:
+            fits, probe = probe, probe + stride
+        else:
+            exceeds, probe = probe, probe - stride
+        stride *= 4
+    return fits
+
+
+# -- Which workers can take a prompt, by KV memory and longest context. A size of 0 is unknown and fits everything.
+
+
+class HasContextLimit(Protocol):
+    """A worker, or a view of one. `max_context_tokens` is its longest context, prompt and output together; 0: any."""
+
+    @property
+    def max_context_tokens(self) -> int: ...
+
+
+def has_room(context_tokens: int, worker: HasContextLimit) -> bool:
+    """Whether a worker's longest context takes this many tokens, prompt and output together."""
+    return is_within(context_tokens, worker.max_context_tokens)
+
+
+def is_within(context_tokens: int, limit_tokens: int) -> bool:
+    """Whether a limit of a context takes this many tokens; 0: any. Compiled, an attribute of a protocol is slow."""
+    return not 0 < limit_tokens < context_tokens
+
+
+def session_memory(worker: WorkerView) -> tuple[int, int]:
+    """(used tokens, all tokens) of the memory that keeps sessions between their rounds.
+
+    That is the worker's KV store, or the device's memory where there is no store.
+    """
+    if worker.store_capacity_tokens:
+        return worker.store_used_tokens, worker.store_capacity_tokens
+    return worker.kv_used_tokens, worker.kv_capacity_tokens
+
+
+def fits(worker: WorkerView, task: PrefillTask, shared_tokens: int = 0) -> bool:
+    """Whether the worker's free memory for sessions and its device take the prompt, and its context a token more.
+
+    Args:
+        shared_tokens: tokens of the prompt's beginning that the worker holds for other sessions. They need no further
+            memory.
+    """
+    needed = task.context_tokens
+    fits_device = worker.kv_capacity_tokens == 0 or needed <= worker.kv_capacity_tokens
+    used_tokens, capacity_tokens = session_memory(worker)
+    fits_memory = capacity_tokens == 0 or needed - shared_tokens <= capacity_tokens - used_tokens
+    return is_within(needed + 1, worker.max_context_tokens) and fits_device and fits_memory
+
+
+def able(task: PrefillTask, prefill: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """The workers whose longest context takes the prompt and its first token."""
+    needed = task.context_tokens + 1
+    return [view for view in prefill if is_within(needed, view.max_context_tokens)]
+
+
+def dispensable(decode: Sequence[WorkerView]) -> Sequence[WorkerView]:
+    """Decode workers that may leave, because a worker with at least as much KV memory stays."""
+    sizes = [worker.kv_capacity_tokens or math.inf for worker in decode]
+    largest = max(sizes, default=0)
+    if sizes.count(largest) > 1:
+        return decode
+    return [worker for worker, size in zip(decode, sizes, strict=True) if size < largest]
+
+
+# -- What the routing `predictive` expects of the ordering `on-time` and the slicing `slack`, once for all three.
+#
+# The routing predicts what the other two do. Its predictions are only right while all of them take the same values.
+
+ITL_SHARE = 0.92
+"""Share of the ITL target that prefills may use up."""
+
+ORDERED_PREFILLS = 128
+"""Waiting prefills that the ordering looks at. Workers publish as many, and sums of the others, so that a view has at
+most about 30 kB."""
+
+MISSED_WEIGHT = 0.5
+"""Weight of a round whose session has missed a target before: the session is lost in any case."""
+
+
+def left_s(task: PrefillTask, now_s: float) -> float:
+    """Seconds until a prefill's TTFT target is over."""
+    return task.slo.ttft_s - (now_s - task.arrival_s)
+
+
+def as_job(task: PrefillTask, position: int, time_s: float, now_s: float) -> Job:
+    """A prefill that takes `time_s` seconds, as a job: a round whose session has missed a target weighs less."""
+    return Job(left_s(task, now_s), time_s, MISSED_WEIGHT if task.session_missed else 1.0, position)
+
+
+def on_time(tasks: Iterable[PrefillTask], times_s: Iterable[float], stretch: float, now_s: float) -> list[Job]:
+    """The queued prefills that can still be on time, as jobs without positions.
+
+    Args:
+        times_s: seconds that each prefill takes alone.
+        stretch: how many times longer than alone each prefill takes.
+    """
+    return [
+        Job(due_s, time_s, MISSED_WEIGHT if task.session_missed else 1.0, 0)
+        for task, alone_s in zip(tasks, times_s, strict=True)
+        if (time_s := alone_s * stretch) <= (due_s := left_s(task, now_s))
+    ]
+
 
 NO_PREFILL_WORKER = "no-prefill-worker"
 """Reason of a local route where no live prefill worker can take the prompt."""

@@ -10,8 +10,7 @@ from pydantic import Field
 
 from ampd.perf.model import joined_tokens
 from ampd.policies.base import OrderingSituation, Pick, PoolsSituation, RoleChange, RoutingSituation, Run, Wait
-from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, index_of_least, least_queued, local, queued_s
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, index_of_least, least_queued, local, queued_s
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Role, RouteDecision, WorkerView
 

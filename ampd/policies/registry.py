@@ -35,8 +35,8 @@ from ampd.policies.base import (
     PoolsPolicy,
     RoutingPolicy,
     SlicingPolicy,
+    parse_named,
 )
-from ampd.policies.naming import parse_named
 
 Kind = Literal["binding", "routing", "ordering", "slicing", "pools"]
 

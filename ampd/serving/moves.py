@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.capacity import session_memory
-from ampd.policies.estimates import held_at, prefill_share, queued_in_passes_s, step_with_s
-from ampd.policies.expectations import ITL_SHARE
+from ampd.policies.estimates import ITL_SHARE, held_at, prefill_share, queued_in_passes_s, session_memory, step_with_s
 from ampd.types import Moves, PrefillTask, Route, RouteDecision, WorkerView
 
 ROLE, ITL, TTFT, MEMORY = "role", "itl", "ttft", "memory"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import SlicingPolicy, SlicingSituation
-from ampd.policies.passes import mixing_pays
+from ampd.policies.estimates import mixing_pays
 from ampd.types import Parallelism, PrefillTask, Role, RunningRound
 
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from ampd.errors import UserError
 from ampd.perf.model import PerformanceModel
 from ampd.policies.base import BindingPolicy, BindingSituation, RoutingPolicy, RoutingSituation
-from ampd.policies.capacity import HasContextLimit, has_room, is_within
-from ampd.policies.estimates import local
+from ampd.policies.estimates import HasContextLimit, has_room, is_within, local
 from ampd.serving.local_only import NO_PERFORMANCE_MODEL, PREFILL_WORKER_REFUSED
 from ampd.serving.moves import Move, MoveSituation, due_move, may_move
 from ampd.serving.shared_prefixes import reads_history, with_shared

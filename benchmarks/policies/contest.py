@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampd.perf.model import PerformanceModel, ScaledModel
-from ampd.policies.naming import parse_named
+from ampd.policies.base import parse_named
 from ampd.policies.registry import create, create_named
 from ampd.types import ATTAINMENT, Moves
 from benchmarks.policies.arrivals import POISSON, rearranged

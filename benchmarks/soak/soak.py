@@ -19,6 +19,7 @@ from benchmarks.commit import commit
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import KINDS, LiveGraph, Member, live_graph
 from benchmarks.faults.fault import Fault, Scene
+from benchmarks.faults.faults import FAULTS
 from benchmarks.faults.invariants import check_endings, check_owners
 from benchmarks.faults.learnt import tenant_options
 from benchmarks.faults.load import Agent, Client
@@ -98,6 +99,7 @@ async def soak(
         runner = soaked.setting.runner(graph)
         await runner.start()
         run = _Run(graph, SoakResult(minutes, seed), soaked, runner)
+        await run.send_poison()
         async with Sampler(graph, interval_s, samples) as sampler:
             await run.until_over(sampler)
         result = run.result
@@ -134,6 +136,11 @@ class _Run:
         self._begun: list[tuple[float, str]] = []
         urls: Callable[[], list[str]] = lambda: [each.url for each in graph.of("frontend") if each.is_ready]  # noqa: E731
         self._client = Client(urls, self._expected, soaked.bound_s)
+
+    async def send_poison(self) -> None:
+        """Such requests make processes allocate once, which must not look like growth. One sending may miss some."""
+        for _ in range(2):
+            await self._strike(FAULTS["poison"], Moment.TOOL_GAP)
 
     async def until_over(self, sampler: Sampler) -> None:
         duration_s = 60.0 * self.result.minutes

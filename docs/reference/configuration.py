@@ -98,6 +98,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd session show ID", "ampd.cli.session:ShowSettings"),
     Section("ampd session end ID", "ampd.cli.session:EndSettings", "ampd.cli.session:ShowSettings"),
     Section("ampd doctor", "ampd.cli.doctor:DoctorSettings"),
+    Section("ampd completion", "ampd.cli.completion:CompletionSettings"),
     Section("ampd profile", "ampd.cli.profile:ProfileSettings"),
     Section(
         "The case of a plan or a simulation",

@@ -84,6 +84,12 @@ def config_map(name: str, data: Mapping[str, str]) -> Object:
 MARK = "# Written by `ampd plan --output-manifest`, which overwrites it"
 """First line of every file of a manifest. Files that begin otherwise are never overwritten."""
 
+MODEL_FILE, PLAN_FILE = "model.json", "plan.json"
+"""In a folder: the performance model, for `--perf`, and the plan, for `ampd compare`. JSON has no comments, so neither
+has a mark."""
+REHEARSAL_FILE = "serve.toml"
+"""In a folder: the settings of `ampd serve --plan`, which is a `--config` with the performance model beside it."""
+
 _WHAT = "manifest"
 _KUSTOMIZATION = "kustomization.yaml"
 
@@ -109,6 +115,8 @@ def check_target(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"--output-manifest: {path} is a file; end its name in .yaml, or name a folder")
     foreign = sorted(item.name for item in path.iterdir() if not _is_ours(item)) if path.is_dir() else []
+    if _is_ours(path / _KUSTOMIZATION):
+        foreign = [name for name in foreign if name not in (MODEL_FILE, PLAN_FILE)]
     if foreign:
         raise UserError(
             f"--output-manifest: {path} holds {foreign[0]}, which is not part of an earlier manifest; name another "
@@ -117,10 +125,14 @@ def check_target(path: Path) -> None:
     _check_writable(path if path.is_dir() else path.parent, path)
 
 
-def write_manifest(path: Path, objects: Sequence[Object], lines: Sequence[str]) -> None:
+def write_manifest(
+    path: Path, objects: Sequence[Object], lines: Sequence[str], beside: Mapping[str, str] | None = None
+) -> None:
     """Write the objects, and remove files of an earlier manifest that are no longer needed.
 
-    `lines`: comments at the head of the file, or of the folder's kustomization.
+    Args:
+        lines: comments at the head of the file, or of the folder's kustomization.
+        beside: name -> text of further files, which only a folder has.
 
     Raises:
         UserError: the path cannot be written.
@@ -134,6 +146,7 @@ def write_manifest(path: Path, objects: Sequence[Object], lines: Sequence[str]) 
     files = {_file_name(entry): f"{MARK}.\n{documents([entry])}" for entry in objects}
     kustomization = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": list(files)}
     files[_KUSTOMIZATION] = f"{MARK}.\n{head}{documents([kustomization])}"
+    files |= {name: f"{MARK}.\n{text}" if name == REHEARSAL_FILE else text for name, text in (beside or {}).items()}
     try:
         path.mkdir(exist_ok=True)
         for name, text in files.items():

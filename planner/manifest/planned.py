@@ -14,18 +14,29 @@ from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ampd.documents import dumped
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, MODELS, model_shape
 from ampd.perf.profile import PerformanceProfile
 from ampd.policies import defaults
-from ampd.policies.naming import parse_named
+from ampd.policies.base import parse_named
 from ampd.policies.registry import MODULES_VARIABLE
 from ampd.types import Role, Slo
 from planner.case_settings import STORE_GIB_PER_GPU, KvFormat, PlanSettings
 from planner.layout.explain import shortfall
 from planner.layout.layout import Layout, layout_label
-from planner.manifest.files import Object, base_objects, check_target, config_map, is_single_file, write_manifest
+from planner.manifest.files import (
+    MODEL_FILE,
+    PLAN_FILE,
+    REHEARSAL_FILE,
+    Object,
+    base_objects,
+    check_target,
+    config_map,
+    is_single_file,
+    write_manifest,
+)
 from workloads.results import local_share
 
 # -- flags and environment in a manifest. Each flag is one argument, `--name=value`, as in the base
@@ -123,6 +134,11 @@ class Deployment:
     policy_modules: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def model_json(self) -> str:
+        """The performance model as a file."""
+        return self.profile.model_dump_json(indent=2) + "\n"
+
 
 # -- the objects of a deployment: the base's, with the graph and the performance model replaced. Pure
 
@@ -131,7 +147,6 @@ PERFORMANCE_MODEL = "ampd-performance-model"
 MOST_COMPONENTS = 25
 """Limit of the resource definition of `DynamoGraphDeployment` (v1beta1)."""
 
-_MODEL_KEY = "model.json"
 _DIGEST = "ampd.dev/configuration"
 """Annotation of pods with a digest of ConfigMaps. A change replaces the pods when the objects are applied again."""
 
@@ -142,7 +157,7 @@ def deployment_objects(deployment: Deployment, base: Sequence[Object]) -> list[O
     Raises:
         UserError: the layout has more groups than a graph may have components.
     """
-    model = config_map(PERFORMANCE_MODEL, {_MODEL_KEY: deployment.profile.model_dump_json(indent=2) + "\n"})
+    model = config_map(PERFORMANCE_MODEL, {MODEL_FILE: deployment.model_json})
     graph = next(entry for entry in base if entry["kind"] == GRAPH_KIND)
     model["metadata"]["labels"] = deepcopy(graph["spec"]["labels"])
     planned = _graph(deployment, graph, {PERFORMANCE_MODEL: model["data"]})
@@ -335,6 +350,8 @@ SECRETS = tuple(
 
 MODELS_MOUNT = "/models"
 """Where the base mounts the volume with the models."""
+_DOWNLOADED = f"{MODELS_MOUNT}/qwen3-32b"
+"""The model that `k8s/models` downloads."""
 
 
 def check_flags(settings: PlanSettings) -> None:
@@ -386,7 +403,11 @@ def write_plan(
         f"{deployment.layout}: {deployment.layout.gpus} GPUs. The plan's expectations are in the graph's annotations."
     )
     head = [title, *_needs(deployment, Path(path.name)), *(f"WARNING: {warning}" for warning in warnings)]
-    write_manifest(path, deployment_objects(deployment, base_objects()), head)
+    objects = deployment_objects(deployment, base_objects())
+    beside = {MODEL_FILE: deployment.model_json, PLAN_FILE: dumped(dict(result)) + "\n"}
+    if rehearsal := _rehearsal(deployment, objects):
+        beside[REHEARSAL_FILE] = "".join(f"{name} = {json.dumps(value)}\n" for name, value in rehearsal.items())
+    write_manifest(path, objects, head, beside)
     return warnings, _needs(deployment, path)
 
 
@@ -436,13 +457,41 @@ def _is_on_volume(path: str) -> bool:
 
 
 def _needs(deployment: Deployment, path: Path) -> list[str]:
+    """Everything that the manifest needs, as commands in their order."""
+    image = f"REGISTRY/ampd:{version('ampd')}"
+    is_folder = not is_single_file(path)
+    volume = "-k k8s/models" if deployment.model_path == _DOWNLOADED else "-f k8s/models/volume.yaml"
+    rehearse = [f"To rehearse it here, without GPUs: ampd serve --plan {path}"] if is_folder else []
     return [
-        "It needs Dynamo's operator, your image in place of `ampd` (`images:` of an overlay), and in the namespace the",
-        f"volume claim `ampd-models` ({MODELS_MOUNT} in the pods) with the model in {deployment.model_path}, and two "
-        "Secrets:",
+        *rehearse,
+        "To run it in a namespace of a cluster with Dynamo's operator, in AMPD's repository:",
+        f"docker build -t {image} -f k8s/Dockerfile . && docker push {image}  # `images:` of an overlay names it",
         *SECRETS,
-        f"kubectl apply -{'f' if is_single_file(path) else 'k'} {path}",
+        f"kubectl apply {volume}  # or another claim `ampd-models`; the model is expected in {deployment.model_path}",
+        f"kubectl apply -{'k' if is_folder else 'f'} {path}",
     ]
+
+
+def _rehearsal(deployment: Deployment, objects: Sequence[Object]) -> dict[str, str | int | float]:
+    """Settings of `ampd serve` for the same layout with the modelled engine; empty if it has none for it, because the
+    replicas of one role have several degrees."""
+    groups = deployment.layout.groups
+    if any(len(replicas) > 1 for replicas in groups.values()):
+        return {}
+    graph = next(entry for entry in objects if entry["kind"] == GRAPH_KIND)
+    coordinators = next(each["replicas"] for each in graph["spec"]["components"] if each["name"] == "coordinator")
+    workers: dict[str, str | int | float] = {str(role): 0 for role in Role}
+    for role, ((degree, count),) in groups.items():
+        workers |= {str(role): count, f"{role}_tp": degree}
+    return {
+        "engine": "modelled",
+        "model_name": deployment.model_name,
+        **workers,
+        "coordinators": coordinators,
+        "ttft": deployment.slo.ttft_s,
+        "itl": deployment.slo.itl_s,
+        **deployment.policies,
+    }
 
 
 def _context_warnings(settings: PlanSettings) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 
-from ampd.policies.capacity import is_within
+from ampd.policies.estimates import is_within
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
 from ampd.serving.placement import (
     ContextTooLongError,

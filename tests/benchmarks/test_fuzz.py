@@ -24,7 +24,7 @@ NAMES = [
     *("prefill request", "generate request", "KV request", "KV reply", "KV read", "KV answer at a coordinator"),
     *("message to a rank", "message to the worker", "session request"),
     *("tokenizer digest", "chat template", "weights digest", "model folder", "model of the doctor"),
-    *("tokenizer of a trace", "ranks of a tokenizer", "routing table"),
+    *("tokenizer of a trace", "routing table"),
     *("stream of an endpoint", "list of models", "answer about sessions", "answer about readiness"),
     *("answer through the relay", "request to the relay"),
     *("answer of Redis", "message of Redis"),

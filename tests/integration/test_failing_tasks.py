@@ -36,13 +36,13 @@ from tests.harness.scripted_endpoint import ScriptedEndpoint
 from tests.memory_store import MemoryState, MemoryStore, MemoryWatcher
 from tests.virtual_time import virtually
 from tests.waiting import PATIENCE_S
+from workers.component import warn_of_wrong_times
 from workers.kv.rank_links import RankLinks
 from workers.kv.shared import Forgotten, Hello, KvGeometry, encode
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
 from workers.session_releaser import SessionReleaser
-from workers.wrong_times import warn_of_wrong_times
 
 LEASE_S = 60.0
 _ROOT = Path(__file__).parents[2]

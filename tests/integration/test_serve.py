@@ -15,7 +15,7 @@ from typing import IO, Any
 import httpx
 import pytest
 
-from router.request import MAX_SESSION_ID_CHARS
+from ampd.keys import MAX_SESSION_ID_CHARS
 from tests.harness.graph import profile, session
 from tests.harness.listening import is_loopback, listening
 from tests.harness.watches import wait_for_watches
@@ -139,11 +139,15 @@ def test_the_modelled_demo_replays_a_real_trace_and_writes_its_report(tmp_path: 
     result = json.loads((tmp_path / "demo.json").read_text())
     assert result.keys() >= SHARED_KEYS
     assert result["errors"] == 0
-    assert result["sessions"] == 40
+    assert result["sessions"] == 26
     assert sum(result["routes"].values()) == result["rounds"]
     for words in ("SLO attainment", "initial", "incremental", "ITL", "local", "remote", "KV moved"):
         assert words in done.stdout
+    for system in ("AMPD", "always remote", "co-located"):
+        assert re.search(rf"^{system} +[\d.]+% +[\d.]+% +[\d,]+ ms +[\d.]+ ms$", done.stdout, re.MULTILINE)
+    assert "why: with every prefill on the one prefill worker" in done.stdout
     report = (tmp_path / "demo.html").read_text()
+    assert '"name":"always-remote"' in report
     assert not re.search(r'(?:src|href)="(?!data:|#)', report)
 
 

@@ -197,8 +197,9 @@ def test_it_keeps_nothing_and_drops_nothing(name: str) -> None:
     assert {'save ""', "appendonly no", "maxmemory-policy noeviction"} <= set(lines)
     (limit_mib,) = (int(match[1]) for line in lines if (match := re.fullmatch(r"maxmemory (\d+)mb", line)))
     (redis,) = (pod for pod in pods(rendered(name)) if pod.name == "ampd-redis")
-    assert redis.main["resources"]["limits"]["memory"] == "1Gi"
-    assert limit_mib <= 640, "connections and buffers need room above it"
+    (waiting_mib,) = (int(match[1]) for line in lines if (match := re.search(r"pubsub (\d+)mb", line)))
+    assert redis.main["resources"]["limits"]["memory"] == "2Gi"
+    assert limit_mib + 8 * waiting_mib <= 1600, "connections and the buffers of slow subscribers need room above it"
 
 
 @for_each([each for each in GRAPHS if "redis-tls" in each])

@@ -11,7 +11,7 @@ import pytest
 from ampd.cli.main import main
 from ampd.cli.serve.settings import ServeSettings
 from ampd.errors import UserError
-from ampd.policies.naming import parse_named, split_names
+from ampd.policies.base import parse_named, split_names
 from planner.case_settings import Mode
 from planner.simulate_command import SimulateSettings, parse_rates
 

@@ -97,15 +97,19 @@ async def test_a_round_that_is_too_long_for_the_workers_that_are_left_is_no_erro
         assert refusal.value.status == 400
 
 
-async def test_a_round_survives_no_more_workers_than_allowed() -> None:
+@pytest.mark.parametrize("living", [0, 1])
+async def test_workers_that_were_dead_before_use_up_no_retries(living: int) -> None:
     names = [f"d{number}" for number in range(4)]
-    state = await cluster(*(worker(name) for name in names))
-    async with Replica(state, retries=2) as replica:
-        replica.workers.fail |= {("generate", name): WorkerLostError(name, "gone") for name in names}
-        with pytest.raises(RoundRefusedError, match="3 workers failed") as refusal:
-            await replica.round()
-        assert refusal.value.status == 503
-        assert len(set(replica.workers.asked("generate"))) == 3
+    state = await cluster(*(worker(name, kv_used_tokens=number) for number, name in enumerate(names)))
+    async with Replica(state, retries=0) as replica:
+        replica.workers.fail |= {("generate", name): WorkerLostError(name, "gone") for name in names[: 4 - living]}
+        if living:
+            assert (await replica.round())[1]["decode_worker"] == "d3"
+        else:
+            with pytest.raises(RoundRefusedError, match="every decode worker has failed") as refusal:
+                await replica.round()
+            assert refusal.value.status == 503
+        assert replica.workers.asked("generate") == names
 
 
 async def test_a_request_that_ends_two_workers_is_not_given_to_a_third() -> None:

@@ -175,7 +175,7 @@ def test_compiled_simulations_and_plans_equal_the_interpreted_ones(copy: Path) -
     with (copy / "ampd" / "policies" / "capacity.py").open("a") as source:
         source.write("\n")
     interpreted = digests(copy)
-    assert interpreted["state"] == "pure Python: ampd.policies.capacity differs from what was built (make compiled)"
+    assert interpreted["state"] == "pure Python: ampd.policies.estimates differs from what was built (make compiled)"
     assert compiled["digests"] == interpreted["digests"]
     assert compiled["digests"].keys() == SIMULATIONS.keys() | PLANS.keys()
 

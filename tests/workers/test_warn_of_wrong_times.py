@@ -9,8 +9,8 @@ import pytest
 from ampd.perf.corrections import LOAD, PREFILL, STEP, CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.types import Parallelism
+from workers.component import warn_of_wrong_times
 from workers.settings import WorkerSettings
-from workers.wrong_times import warn_of_wrong_times
 
 
 class Ends(Exception):  # noqa: N818

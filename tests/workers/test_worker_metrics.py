@@ -27,8 +27,8 @@ from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
 from tests.workers.rounds_lab import Switched, message
+from workers.component import WorkerReader
 from workers.kv.exchange import KvFetch
-from workers.worker_metrics import WorkerReader
 from workers.worker_recorder import WorkerRecorder
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from ampd.perf.presets import load_performance_model
-from ampd.policies.expectations import ORDERED_PREFILLS
+from ampd.policies.estimates import ORDERED_PREFILLS
 from ampd.policies.registry import create
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Slo, WorkerView
 from workers.prefill_queue import AsyncPrefillQueue

@@ -14,8 +14,8 @@ from ampd.serving.placement import prefill_task
 from ampd.telemetry.metrics import names
 from ampd.types import Factors, Parallelism, Slo, WorkerView
 from tests.workers.parts_lab import worker_parts
+from workers.component import WorkerReader
 from workers.engines import create_engine, performance_model, settings_model
-from workers.worker_metrics import WorkerReader
 
 from .engines.modelled_lab import prompt_of
 from .rounds_lab import message

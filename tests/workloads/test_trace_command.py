@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 
 import pytest
 
 from ampd.cli.main import main
-from workloads.formats.loader import approximate_tokens, load_counter
 from workloads.trace import load_trace
 
 
 def test_generate_then_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "g.jsonl"
-    flags = ["--sessions", "7", "--rate", "2", "--seed", "3", "--lengths", "per-round", "--output", str(path)]
+    flags = ["--sessions", "7", "--rate", "2", "--seed", "3", "--output", str(path)]
     assert main(["trace", "generate", "hotpotqa", *flags]) == 0
     assert len(load_trace(str(path))) == 7
     capsys.readouterr()
@@ -102,13 +100,3 @@ def test_an_empty_conversion_leaves_no_file(tmp_path: Path, capsys: pytest.Captu
     assert main(["trace", "convert", "tau-bench", str(source), str(out)]) == 2
     assert not out.exists()
     assert "holds no session" in capsys.readouterr().err
-
-
-def test_ranks_are_merged_in_their_order(tmp_path: Path) -> None:
-    tokens = [b"a", b"b", b"c", b" ", b"bc", b"ab", b" abc"]
-    path = tmp_path / "x.tiktoken"
-    path.write_bytes(b"\n".join(base64.b64encode(token) + b" %d" % rank for rank, token in enumerate(tokens)))
-    count = load_counter(path)
-    assert count("abc") == 2  # a + bc: bc has the lower rank
-    assert count("ab abc") == 2
-    assert count("") == approximate_tokens("") == 0

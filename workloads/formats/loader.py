@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import csv
 import json
 import re
@@ -339,7 +337,7 @@ _LETTERS_PER_TOKEN = 7
 
 
 def load_counter(path: Path | None) -> TokenCounter:
-    """A counter from a `tokenizer.json` (or the folder of a model), or from tiktoken-style ranks; None approximates.
+    """A counter from a `tokenizer.json` (or the folder of a model), None approximates.
 
     Raises:
         UserError: the file is missing or has neither format.
@@ -348,10 +346,8 @@ def load_counter(path: Path | None) -> TokenCounter:
         return approximate_tokens
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
-        raise UserError(f"--tokenizer {path}: no such file; give a tokenizer.json, a model folder or a ranks file")
-    if file.suffix == ".json":
-        return _huggingface_counter(file)
-    return RanksCounter(_read_ranks(file))
+        raise UserError(f"--tokenizer {path}: no such file; give a tokenizer.json or a model folder")
+    return _huggingface_counter(file)
 
 
 def approximate_tokens(text: str) -> int:
@@ -388,50 +384,3 @@ def _huggingface_counter(file: Path) -> TokenCounter:
             raise UserError(f"--tokenizer {file}: cannot count a text ({error})") from None
 
     return count
-
-
-class RanksCounter:
-    """Byte-pair counting from tiktoken-style ranks: merge the lowest-ranked neighbours until none is left."""
-
-    def __init__(self, ranks: dict[bytes, int]) -> None:
-        self._ranks = ranks
-        self._known: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        return sum(self._piece(piece.group()) for piece in _PIECES.finditer(text))
-
-    def _piece(self, piece: str) -> int:
-        count = self._known.get(piece)
-        if count is None:
-            count = self._merge(piece.encode())
-            self._known[piece] = count
-        return count
-
-    def _merge(self, raw: bytes) -> int:
-        if raw in self._ranks:
-            return 1
-        parts = [raw[index : index + 1] for index in range(len(raw))]
-        while len(parts) > 1:
-            best = min(range(len(parts) - 1), key=lambda at: self._ranks.get(parts[at] + parts[at + 1], _NO_RANK))
-            if parts[best] + parts[best + 1] not in self._ranks:
-                break
-            parts[best : best + 2] = [parts[best] + parts[best + 1]]
-        return len(parts)
-
-
-_NO_RANK = 1 << 62
-
-
-def _read_ranks(file: Path) -> dict[bytes, int]:
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
-            raise UserError(f"--tokenizer {file}:{number}: is not 'base64-token rank'") from None
-    if not ranks:
-        raise UserError(f"--tokenizer {file}: holds no ranks")
-    return ranks

@@ -35,7 +35,7 @@ from ampd.cli.serve.processes import GraphWatch, LivenessProbe, Supervisor, firs
 from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
-from ampd.settings import PREFIX, parse_settings
+from ampd.settings import PREFIX
 from ampd.state.embedded import EmbeddedRedis, LocalGraph, register
 from ampd.state.redis_connection import without_secrets
 from ampd.state.redis_store import StateStore, open_store
@@ -50,6 +50,8 @@ from workers.kv.shared import default_size_bytes
 
 _POLL_S = 0.2
 _REMIND_S = 30.0
+_READY_WITHIN_S = 1800.0
+"""Weights of hundreds of GB may load for many minutes."""
 _NO_ANSWER = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading the answer of another server than a frontend raises."""
 
@@ -137,12 +139,13 @@ _STORE_SIZE = f"{PREFIX}KV_STORE_GIB"
 
 def run(argv: Sequence[str]) -> int:
     """Serve until Ctrl-C or SIGTERM (exit code 0), or until the graph cannot serve any more (1)."""
-    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    settings = checks.read_settings(argv)
     checks.check_policies(settings)
     checks.check_workers(settings)
     checks.check_secret(settings)
     checks.check_engine(settings.engine)
     checks.check_arguments(settings)
+    checks.check_session_names(settings)
     checks.check_parsers(settings)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")
@@ -251,9 +254,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         expected = Expected(url, site.model_names[0], settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
-        waiting = wait_until_ready(
-            store, expected, lambda: supervisor.ended(first_error), settings.start_timeout_s, _progress
-        )
+        waiting = wait_until_ready(store, expected, lambda: supervisor.ended(first_error), _READY_WITHIN_S, _progress)
         has_served = await _unless_stopped(waiting, stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)

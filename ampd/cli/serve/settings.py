@@ -7,6 +7,7 @@ import importlib.util
 import os
 import shlex
 import socket
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
@@ -19,9 +20,11 @@ from ampd.handler_stream import MOST_JOINED_TOKENS
 from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies import defaults, registry
 from ampd.serving.roles import prefill_at_start
-from ampd.settings import GraphSettings, Names
+from ampd.settings import GraphSettings, Names, parse_settings
 from ampd.types import Parallelism, Role
+from planner.manifest.files import MODEL_FILE, REHEARSAL_FILE
 from router.settings import PARSER_NAMES, check_parser
+from router.status_relay.sessions import chosen_sources
 from workers.engines.replies import OutputPlanner, Replies
 
 EMBEDDED = "embedded"
@@ -42,7 +45,7 @@ class ServeSettings(GraphSettings):
 
     known_names: ClassVar = {**registry.NAMES, **PARSER_NAMES, "perf": profile_names}
     topics: ClassVar = {
-        "workers": "processes and model",
+        "plan": "processes and model",
         "routing": "policies",
         "host": "addresses",
         "tp": "GPUs per worker",
@@ -50,6 +53,10 @@ class ServeSettings(GraphSettings):
         "worker_args": "further flags, logs and metrics",
     }
 
+    plan: Path | None = Field(
+        None,
+        description="Rehearse a plan with the modelled engine: a folder of `ampd plan --output-manifest`. Flags win.",
+    )
     workers: int | None = Field(
         None,
         ge=1,
@@ -101,6 +108,11 @@ class ServeSettings(GraphSettings):
         "sessions of threads and agents, and bounds what clients may send. It has neither TLS "
         "nor HTTP/2.",
     )
+    session_names: str = Field(
+        "",
+        description="Further headers, and keys of the body, that name a session, separated by commas: "
+        "x-my-run+x-my-agent,body:metadata.run. The relay reads them.",
+    )
     state_url: str = Field(
         EMBEDDED,
         description="Shared state: `embedded` starts a separate Redis; otherwise redis://, rediss:// or unix://.",
@@ -127,7 +139,6 @@ class ServeSettings(GraphSettings):
     metrics: bool = Field(
         True, description="Give every process a port for its metrics, listed in metrics.json among the logs."
     )
-    start_timeout_s: float = Field(300.0, gt=0, description="Seconds that the graph may take to become ready.")
 
     def start(self) -> dict[Role, int]:
         """Number of workers by the role in which they start, prefill workers first, without roles that have none."""
@@ -148,6 +159,29 @@ class ServeSettings(GraphSettings):
         """Tensor-parallel degree of the workers of a role."""
         named = {Role.PREFILL: self.prefill_tp, Role.DECODE: self.decode_tp, Role.MIXED: self.mixed_tp}
         return named[role] or self.tp
+
+
+def read_settings(argv: Sequence[str]) -> ServeSettings:
+    """The settings of a call. Those of a plan are a `--config`.
+
+    Raises:
+        UserError: a flag is wrong, or the plan cannot be rehearsed.
+    """
+    settings = parse_settings(ServeSettings, argv, "ampd serve")
+    folder = settings.plan
+    if folder is None:
+        return settings
+    if any(argument.partition("=")[0] == "--config" for argument in argv):
+        raise UserError("ampd serve: --plan: has the settings of a --config; give the others as flags")
+    rehearsal = folder / REHEARSAL_FILE
+    if not rehearsal.is_file():
+        raise UserError(
+            f"ampd serve: --plan: {folder} has no {REHEARSAL_FILE}; it must be a folder of ampd plan "
+            "--output-manifest, whose replicas of one role have one degree"
+        )
+    return parse_settings(
+        ServeSettings, [f"--config={rehearsal}", f"--perf={folder / MODEL_FILE}", *argv], "ampd serve"
+    )
 
 
 # -- Checks of `ampd serve` before anything is started. Each failure is one line with the way to fix it
@@ -208,6 +242,13 @@ def check_parsers(settings: ServeSettings) -> None:
     """Refuse unknown names of parsers, which a coordinator would refuse; the error lists the known ones."""
     for field, known in PARSER_NAMES.items():
         check_parser(f"ampd serve: --{field.replace('_', '-')}", getattr(settings, field), known())
+
+
+def check_session_names(settings: ServeSettings) -> None:
+    """Refuse names that the relay would refuse, or that nobody would read."""
+    chosen_sources(settings.session_names, "ampd serve")
+    if settings.session_names and not settings.status_relay:
+        raise UserError("ampd serve: --session-names: the relay reads them; leave out --no-status-relay")
 
 
 def check_arguments(settings: ServeSettings) -> None:

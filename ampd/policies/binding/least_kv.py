@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ampd.policies.base import BindingSituation
-from ampd.policies.capacity import fits, session_memory
-from ampd.policies.chance import any_of
+from ampd.policies.base import BindingSituation, any_of
+from ampd.policies.estimates import fits, session_memory
 from ampd.policies.registry import Policy, register
 
 

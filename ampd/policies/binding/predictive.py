@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import BindingSituation
-from ampd.policies.capacity import fits, session_memory
-from ampd.policies.estimates import index_of_least, queued_s, step_with_s
+from ampd.policies.estimates import fits, index_of_least, queued_s, session_memory, step_with_s
 from ampd.policies.registry import Policy, register
 from ampd.types import WorkerView, usable_tokens
 

@@ -10,9 +10,8 @@ from pydantic import Field
 
 from ampd.perf.model import joined_tokens
 from ampd.policies.base import OrderingSituation, Pick, Run
-from ampd.policies.expectations import ORDERED_PREFILLS, as_job, left_s
+from ampd.policies.estimates import ORDERED_PREFILLS, as_job, left_s, shortest_pass_s
 from ampd.policies.moore_hodgson import Job, keep
-from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import Policy, register
 
 

@@ -7,8 +7,7 @@ from math import inf
 from typing import ClassVar
 
 from ampd.policies.base import PoolsSituation, RoleChange
-from ampd.policies.capacity import dispensable, session_memory
-from ampd.policies.estimates import index_of_least, queued_s
+from ampd.policies.estimates import dispensable, index_of_least, queued_s, session_memory
 from ampd.policies.registry import Policy, register
 from ampd.types import Role, WorkerView
 

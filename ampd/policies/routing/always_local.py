@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, local
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, local
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision
 

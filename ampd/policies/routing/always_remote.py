@@ -6,10 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.chance import any_of
-from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local, towards
+from ampd.policies.base import RoutingSituation, any_of
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local, towards
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision
 

@@ -7,10 +7,16 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.chance import any_of
-from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_local, estimate_remote, index_of_least, local, towards
+from ampd.policies.base import RoutingSituation, any_of
+from ampd.policies.estimates import (
+    NO_PREFILL_WORKER,
+    able,
+    estimate_local,
+    estimate_remote,
+    index_of_least,
+    local,
+    towards,
+)
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision, WorkerView
 

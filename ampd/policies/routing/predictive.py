@@ -11,20 +11,22 @@ from typing import ClassVar, Final
 from pydantic import Field
 
 from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
 from ampd.policies.estimates import (
     NO_PREFILL_WORKER,
+    able,
+    as_job,
     history_at,
     history_read_s,
+    left_s,
     local,
+    on_time,
     prefill_share,
     queue_times,
     queued_in_passes_s,
+    shortest_pass_s,
     step_with_s,
 )
-from ampd.policies.expectations import as_job, left_s, on_time
 from ampd.policies.moore_hodgson import weight_lost_to
-from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import Policy, register
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from math import inf
 from typing import ClassVar
 
-from ampd.policies import expectations
+from ampd.policies import estimates
 from ampd.policies.base import SlicingSituation
-from ampd.policies.passes import mixing_pays, shortest_pass_s, tokens_within
+from ampd.policies.estimates import mixing_pays, shortest_pass_s, tokens_within
 from ampd.policies.registry import Policy, register
 
 _PRECISION_TOKENS = 16
@@ -42,7 +42,7 @@ class SlackSlicing(Policy):
     Example: `--slicing slack`
     """
 
-    ITL_SHARE: ClassVar[float] = expectations.ITL_SHARE
+    ITL_SHARE: ClassVar[float] = estimates.ITL_SHARE
     LEAST_PASSES: ClassVar[float] = 2.0
     """Least time of a prefill for which the batch pauses, in shortest passes."""
     LEAST_BESIDE_PASSES: ClassVar[float] = 0.1

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ampd.policies.base import BindingSituation
-from ampd.policies.capacity import fits
-from ampd.policies.estimates import index_of_least
+from ampd.policies.estimates import fits, index_of_least
 from ampd.policies.registry import Policy, register
 from ampd.types import WorkerView
 

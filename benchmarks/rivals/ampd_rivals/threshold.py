@@ -5,8 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local
 from ampd.policies.registry import Policy, register
 from ampd.types import RouteDecision
 

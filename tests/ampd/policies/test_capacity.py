@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ampd.policies.capacity import able, dispensable, fits, session_memory
+from ampd.policies.estimates import able, dispensable, fits, session_memory
 from ampd.types import PrefillTask, Role, Slo, WorkerView
 
 WORKER = WorkerView("w", Role.DECODE, kv_capacity_tokens=100, kv_used_tokens=40, max_context_tokens=80)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ampd.policies.chance import any_of
+from ampd.policies.base import any_of
 
 
 def test_a_choice_is_that_of_python() -> None:

@@ -24,9 +24,9 @@ from ampd.policies.estimates import (
     queue_times,
     queued_in_passes_s,
     queued_s,
+    shortest_pass_s,
     towards,
 )
-from ampd.policies.passes import shortest_pass_s
 from ampd.types import Parallelism, PrefillTask, QueueRest, Role, Route, Slo, WorkerView
 from tests.ampd.policies.routing_lab import PLAIN, decode, prefill, queue_of, round_of
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampd.policies.expectations import as_job
+from ampd.policies.estimates import as_job
 from ampd.policies.moore_hodgson import Job, first_of_best_ordering, keep, weight_lost_to
 from tests.ampd.policies.ordering.test_ampd import most_on_time
 from tests.ampd.policies.routing_lab import SLO, round_of

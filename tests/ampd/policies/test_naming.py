@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ampd.errors import UserError
-from ampd.policies.naming import parse_named, split_names
+from ampd.policies.base import parse_named, split_names
 
 names = st.from_regex(r"[A-Za-z0-9_-]+", fullmatch=True)
 values = st.integers() | st.floats(allow_nan=False) | st.booleans() | st.from_regex(r"[a-z]{1,8}", fullmatch=True)

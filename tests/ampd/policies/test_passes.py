@@ -12,8 +12,8 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import analytic_model, model_shape
 from ampd.perf.profile import MixedPassCosts
 from ampd.policies.base import Run
+from ampd.policies.estimates import mixing_pays, shortest_pass_s
 from ampd.policies.ordering.on_time import OnTimeOrdering
-from ampd.policies.passes import mixing_pays, shortest_pass_s
 from ampd.policies.routing.predictive import PredictiveRouting
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations

@@ -9,8 +9,7 @@ import pytest
 from ampd.policies.base import Run, Wait
 from ampd.policies.registry import create
 from ampd.serving import prefill_queue
-from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
-from ampd.serving.prefill_queue import Stage
+from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S, Stage
 from tests.ampd.serving.queue_lab import Bench, Scripted
 
 

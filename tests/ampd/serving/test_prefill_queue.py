@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
 from ampd.serving import prefill_queue
-from ampd.serving.picker import SHORTEST_WAIT_S
-from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, Pass, QueueEntry, Stage
+from ampd.serving.prefill_queue import CONCURRENCY, PREFETCH, SHORTEST_WAIT_S, Pass, QueueEntry, Stage
 from ampd.types import PrefillTask, Slo
 from tests.ampd.serving.queue_lab import Bench, Scripted, together
 

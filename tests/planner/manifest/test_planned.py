@@ -11,12 +11,16 @@ import yaml
 from ampd_rivals.ppd.table_file import DEFAULT_TABLE
 
 from ampd.cli.main import main as ampd
+from ampd.cli.serve import settings as checks
+from ampd.cli.serve.settings import read_settings
+from ampd.errors import UserError
 from ampd.perf.presets import DEGREES, MODELS, analytic_model, load_performance_model
 from ampd.perf.profile import write_profile
-from ampd.types import Role
+from ampd.types import Role, Slo
 from planner import plan_command
-from planner.layout.layout import layout_label
-from planner.manifest.planned import _PARSERS, SECRETS
+from planner.layout.layout import Layout, layout_label
+from planner.manifest.files import base_objects
+from planner.manifest.planned import _PARSERS, SECRETS, Deployment, _rehearsal
 from workers.engines.sglang_settings import check_degree
 
 from .lab import built, by_identity, components, graph_of, main, needs_kubectl
@@ -199,9 +203,12 @@ def test_the_table_names_the_file_too(tmp_path: Path, capsys: pytest.CaptureFixt
     assert ampd([*LLAMA, *FIRST, "--output-manifest", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert f"Manifest: {file}" in lines
-    assert lines[-3:] == [*SECRETS, f"kubectl apply -f {file}"]
+    *secrets, volume, apply = lines[-4:]
+    assert (secrets, apply) == ([*SECRETS], f"kubectl apply -f {file}")
+    assert volume.startswith("kubectl apply -f k8s/models/volume.yaml  # ")
     head = [line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert [line for line in head if line.startswith("kubectl")] == [*SECRETS, f"kubectl apply -f {file.name}"]
+    commands = [line.partition(" # ")[0] for line in head if line.startswith("kubectl")]
+    assert commands == [*SECRETS, "kubectl apply -f k8s/models/volume.yaml", f"kubectl apply -f {file.name}"]
     assert ampd([*LLAMA, *FIRST]) == 0
     assert "Manifest" not in capsys.readouterr().out
 
@@ -243,6 +250,35 @@ def test_wrong_calls_are_refused_before_anything_is_planned(
     assert len(err.splitlines()) == 1
     assert re.search(words, err), err
     assert not (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_folder_can_be_rehearsed_and_written_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "planned"
+    for _ in range(2):
+        result, _ = planned(capsys, [*LLAMA, *FIRST, "--degrees", "2", "--output-manifest", str(folder)])
+    layout = result["layouts"][0]
+    settings = read_settings(["--plan", str(folder), "--coordinators", "1"])
+    counts = {role: group[0]["replicas"] for role in Role if (group := layout.get(role))}
+    assert settings.start() == counts
+    assert {settings.degree(role) for role in counts} == {2}
+    assert (settings.engine, settings.model_name, settings.coordinators) == ("modelled", ["llama-3.1-8b"], 1)
+    assert (settings.ttft, settings.itl, settings.routing) == (0.2, 0.02, "predictive")
+    assert settings.perf == str(folder / "model.json")
+    checks.check_perf(settings)
+    with pytest.raises(UserError, match="--plan: has the settings of a --config"):
+        read_settings(["--plan", str(folder), f"--config={folder / 'serve.toml'}"])
+    assert json.loads((folder / "plan.json").read_text())["layouts"] == result["layouts"]
+    (folder / "serve.toml").unlink()
+    with pytest.raises(UserError, match=r"planned has no serve\.toml"):
+        read_settings(["--plan", str(folder)])
+
+
+def test_replicas_of_several_degrees_in_a_role_are_not_rehearsed() -> None:
+    model = load_performance_model("qwen3-32b-h20")
+    layout = Layout(((1, 2),), ((1, 1), (2, 1)))
+    deployment = Deployment(layout, "/models/x", "x", model.profile, Slo(1, 1), {})
+    assert _rehearsal(deployment, base_objects()) == {}
 
 
 def test_parsers_are_dynamos_and_models_are_presets() -> None:

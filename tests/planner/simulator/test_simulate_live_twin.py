@@ -255,7 +255,7 @@ OURS = "on-time(late_share=0)"
 @pytest.fixture
 def equal_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """These workers do not know which sessions have missed a target."""
-    monkeypatch.setattr("ampd.policies.expectations.MISSED_WEIGHT", 1.0)
+    monkeypatch.setattr("ampd.policies.estimates.MISSED_WEIGHT", 1.0)
 
 
 @pytest.mark.usefixtures("equal_weights")

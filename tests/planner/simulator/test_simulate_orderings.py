@@ -10,7 +10,7 @@ import pytest
 
 from ampd.policies.base import OrderingSituation, Pick, Run, Wait
 from ampd.policies.registry import create
-from ampd.serving.picker import LONGEST_WAIT_S, SHORTEST_WAIT_S
+from ampd.serving.prefill_queue import LONGEST_WAIT_S, SHORTEST_WAIT_S
 from ampd.types import Parallelism
 from planner.simulator.options import Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial, partialmethod
@@ -44,7 +45,7 @@ from tests.harness.sglang_pair import (
 from tests.waiting import PATIENCE_S, until
 from workers.engines.sglang import SglangEngine
 from workers.kv.nixl_transport import NixlTransport
-from workers.kv.shared import Records
+from workers.kv.shared import NEIGHBOUR_BYTES, Records
 
 pytestmark = [
     pytest.mark.slow,
@@ -134,6 +135,39 @@ async def test_checksums_show_pages_that_were_not_moved(pair: Pair, monkeypatch:
     assert fetched.tokens == 0
     assert "other checksums" in str(fetched.error)
     assert (await run(pair.prefill, "s", prompt, 12, request_id)).token_ids == alone.token_ids
+    await empty(pair.prefill, pair.decode)
+
+
+async def test_records_of_a_neighbour_are_loaded_where_they_lie(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(seed=5)
+    alone = await one_engine(pair, script)
+    monkeypatch.setattr(SwitchedTransport, "moves", False)
+    in_place: list[str] = []
+    stores = [engine.kv.store for engine in (pair.prefill, pair.decode)]
+    for store in stores:
+        monkeypatch.setattr(store, "host", "here")
+        allow = store._links.allow
+
+        async def note(
+            request_id: str, records: dict[str, Records], *more: Any, _allow: Any = allow, **way: Any
+        ) -> None:
+            if any(offset >= NEIGHBOUR_BYTES for of in records.values() for offset in of.offsets):
+                in_place.append(request_id)
+            await _allow(request_id, records, *more, **way)
+
+        monkeypatch.setattr(store._links, "allow", note)
+
+    def late_copies(number: int) -> Any:
+        for store in stores:
+            store._neighbours._copying.submit(time.sleep, 0.5)
+        return route(pair, "remote", "neighbours", number)
+
+    tokens, rounds = await play(script, late_copies)
+    assert tokens == alone
+    check_nothing_computed_twice(script, rounds)
+    # Each round's prefill loads the history from D, but for the first one, and its decode the increment from P.
+    assert len(in_place) >= 2 * len(rounds) - 1
+    await until(lambda: not any(store._lent or store.directory._leases for store in stores))
     await empty(pair.prefill, pair.decode)
 
 

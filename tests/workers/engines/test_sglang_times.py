@@ -10,7 +10,7 @@ import pytest
 from ampd.perf.corrections import MIXED, PREFILL, STEP, CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.types import Factors, Parallelism
-from workers.engines.sglang_times import LaunchedPass, launched_pass, note_end, note_launch
+from workers.engines.sglang_plugin import LaunchedPass, launched_pass, note_end, note_launch
 
 MODEL = load_performance_model("tiny-cpu")
 
@@ -75,7 +75,7 @@ class Scheduler:
         self.ampd_passes = SimpleNamespace(
             times=self.times if measures else None, linker=SimpleNamespace(tell_factors=self.told.append)
         )
-        monkeypatch.setattr("workers.engines.sglang_times.time", SimpleNamespace(monotonic=lambda: self.now_s))
+        monkeypatch.setattr("workers.engines.sglang_plugin.time", SimpleNamespace(monotonic=lambda: self.now_s))
 
     def launch(self, launched: Any) -> Any:
         return note_launch(lambda *_: SimpleNamespace(), self, launched)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import inf
 
 from ampd.perf.model import PerformanceModel
-from ampd.policies.passes import tokens_within
+from ampd.policies.estimates import tokens_within
 from ampd.types import Parallelism, PrefillTask
 
 FLOOR_TOKENS = 16

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, estimate_local, estimate_remote, index_of_least, local
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, estimate_local, estimate_remote, index_of_least, local
 from ampd.policies.registry import Policy, register
 from ampd.types import Route, RouteDecision, RouteEstimate
 from ampd_rivals.deflection.chunks import chunked_s

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import Field, PrivateAttr, field_validator
 
 from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, least_queued, local
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, least_queued, local
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Route, RouteDecision, RouteEstimate
 from ampd_rivals.ppd.table_file import DEFAULT_TABLE, RoutingTable, parse_table, read_table

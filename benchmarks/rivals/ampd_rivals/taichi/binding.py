@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import BindingSituation
-from ampd.policies.capacity import session_memory
-from ampd.policies.estimates import index_of_least
+from ampd.policies.estimates import index_of_least, session_memory
 from ampd.policies.registry import Policy, register
 from ampd.types import PrefillTask, Role, WorkerView
 

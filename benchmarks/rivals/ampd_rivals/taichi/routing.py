@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ampd.policies.base import RoutingSituation
-from ampd.policies.capacity import able
-from ampd.policies.estimates import NO_PREFILL_WORKER, history_at, history_read_s, index_of_least, local
+from ampd.policies.estimates import NO_PREFILL_WORKER, able, history_at, history_read_s, index_of_least, local
 from ampd.policies.registry import register
 from ampd.types import Role, Route, RouteDecision, RouteEstimate, WorkerView
 from ampd_rivals.taichi.chunks import ChunkSizes

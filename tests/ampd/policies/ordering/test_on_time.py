@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from ampd.perf.model import PerformanceModel, joined_tokens
 from ampd.perf.presets import load_performance_model
 from ampd.policies.base import OrderingPolicy, Pick, Run
-from ampd.policies.expectations import as_job
+from ampd.policies.estimates import as_job, shortest_pass_s
 from ampd.policies.moore_hodgson import keep
 from ampd.policies.ordering.on_time import OnTimeOrdering
-from ampd.policies.passes import shortest_pass_s
 from ampd.policies.registry import create_named
 from ampd.types import Parallelism, PrefillTask, Slo
 from tests.ampd.policies import situations
