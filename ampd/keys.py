@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote, unquote
+from uuid import uuid4
 
 KEY_BYTES = 32
 
@@ -98,9 +100,42 @@ def session_key(tenant: str, session_id: str) -> str:
     return digest.digest()[:_SESSION_KEY_BYTES].hex()
 
 
+_ROOT_DIGITS = 16
+
+
+def branch_key(root: str) -> str:
+    """A fresh name of a branch of a session. Its first half is that of the session's name."""
+    return root[:_ROOT_DIGITS] + uuid4().hex[:_ROOT_DIGITS]
+
+
+def is_branch_of(key: str, root: str) -> bool:
+    """Whether a name is that of a session or of one of its branches."""
+    return key[:_ROOT_DIGITS] == root[:_ROOT_DIGITS]
+
+
 def is_session_key(text: str) -> bool:
     """Whether a text has the form of a session's name. A client's own id may have it too, such as a UUID as hex."""
     return _KEY.fullmatch(text) is not None
+
+
+SESSION_HEADER = "x-dynamo-session-id"
+MAX_SESSION_ID_CHARS = 256
+"""Dynamo's frontends refuse longer ones with 400 if there are several coordinators."""
+
+_ENCODED = "UTF-8''"
+_PLAIN = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+
+
+def ascii_name(session_id: str) -> str:
+    """A client's id of a session as the value of a header, because Dynamo takes only ASCII from headers (RFC 8187)."""
+    if session_id.isascii() and session_id.isprintable():
+        return session_id
+    return _ENCODED + quote(session_id, _PLAIN, errors="replace")
+
+
+def from_ascii_name(value: str) -> str:
+    """The client's id of a session, from what `ascii_name` has made of it."""
+    return unquote(value[len(_ENCODED) :]) if value.startswith(_ENCODED) else value
 
 
 def tenant_key(tenant: str) -> str:

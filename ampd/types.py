@@ -372,6 +372,23 @@ def merged(windows: Iterable[ServedWindow]) -> ServedWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class BreakingSession:
+    """A session whose prompts of late do not continue each other.
+
+    Attributes:
+        session_id: its name inside of the graph.
+        rounds: in a row.
+        at_tokens: where the last prompt departs from the nearest context before.
+        of_tokens: length of that context.
+    """
+
+    session_id: Text
+    rounds: Count
+    at_tokens: Count
+    of_tokens: Count
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorView:
     """The state that a coordinator publishes for viewers such as `ampd top`. No policy reads it.
 
@@ -387,6 +404,7 @@ class CoordinatorView:
         state_losses: times that it lost the shared state since it started.
         context_tokens: with which it has registered the model at the frontends; 0: it has not, or without a limit.
         window: the rounds that ended there in the last minute.
+        breaking: sessions whose prefix breaks in every round, at most 8; `breaking_sessions`: how many there are.
     """
 
     coordinator_id: Text
@@ -400,3 +418,5 @@ class CoordinatorView:
     state_losses: Count = 0
     context_tokens: Count = 0
     window: ServedWindow = field(default_factory=ServedWindow)
+    breaking: tuple[BreakingSession, ...] = ()
+    breaking_sessions: Count = 0

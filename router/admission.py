@@ -54,7 +54,7 @@ class AdmissionGate:
         self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float
     ) -> tuple[Refusal | None, bool]:
         """(why it is not taken, whether its session is in progress)."""
-        is_bound = unplaced.binding is not None
+        is_bound = unplaced.binding is not None or unplaced.goes_on
         owners = () if is_bound else self._view.decode()
         is_running = is_in_progress(unplaced.session_id, owners, is_bound=is_bound)
         return self._admission.refusal(

@@ -37,6 +37,7 @@ from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
 from router.round_run import RoundRun, Services, pipe
 from router.round_window import Counts
+from router.session_branches import SessionBranches
 from router.session_control import SessionControl
 from router.session_memory import SessionMemory
 from router.settings import CALL_TIMEOUT_S, SUSPECT_S, CoordinatorSettings
@@ -77,6 +78,7 @@ class Coordinator:
         gate: refuses rounds because of load.
         failures: requests that ended with an error, by HTTP status.
         counts: of events.
+        branches: of sessions.
     """
 
     def __init__(
@@ -99,13 +101,14 @@ class Coordinator:
         limits = _session_limits(settings)
         self._own = OwnGraph(tokenizer)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
+        self.branches = SessionBranches(sessions, limits.new_ttl_s, clock)
         self.view = ClusterView(
             store,
             lease_s=settings.lease_s,
             clock=clock,
             model=policies.model,
             serves=self._own.serves,
-            on_session_end=sessions.forget,
+            on_session_end=self.branches.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
         self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, clock)
@@ -131,6 +134,7 @@ class Coordinator:
             ),
             access=access,
             sessions=sessions,
+            branches=self.branches,
             policy=settings.routing,
             retries=settings.retries,
             page_size_tokens=settings.kv_block_size,
@@ -250,16 +254,20 @@ class Coordinator:
 
     async def _begin(self, wanted: RoundRequest, request_id: str) -> RoundRun:
         before = await self._ends.before(request_id)
-        if before is None and not (wanted.is_named or wanted.continued_tokens):
+        run = RoundRun(wanted, request_id, self._services, before)
+        if (trace := tracing.current()) is not None:
+            trace.of_session(run.session_name)
+        if before is None and not (run.is_named or wanted.continued_tokens):
             self._count_unnamed()  # another coordinator has counted a continued one
-        return RoundRun(wanted, request_id, self._services, before)
+        return run
 
     def _count_unnamed(self) -> None:
         self.counts.add("unnamed")
         if self.counts["unnamed"] == _WARN_AT:
             log.warning(
-                "%d rounds came without a session: each is prefilled from its first token, on any worker. If they are "
-                "an agent's, send the header x-dynamo-session-id (docs/clients.md); this is logged once",
+                "%d rounds came without a session, and continued none: each was prefilled from its first token, on any "
+                "worker. If they are an agent's, send the header x-dynamo-session-id (docs/clients.md); this is logged "
+                "once",
                 _WARN_AT,
             )
 

@@ -29,10 +29,12 @@ class RoundRecorder:
         self._rounds, self._routes = Counter(names.ROUNDS), Counter(names.ROUTES)
         self._retries = Counter(names.ROUND_RETRIES)
         self._prompt, self._output = Counter(names.PROMPT_TOKENS), Counter(names.OUTPUT_TOKENS)
+        self._breaks = Histogram(names.PREFIX_BREAKS)
 
     @property
     def recorded(self) -> list[Counter | Histogram]:
-        return [self._ttft, self._itl, self._rounds, self._routes, self._retries, self._prompt, self._output]
+        counters = [self._rounds, self._routes, self._retries, self._prompt, self._output]
+        return [self._ttft, self._itl, self._breaks, *counters]
 
     def __call__(self, record: DecisionRecord) -> None:
         prefill = names.INITIAL if record.is_initial else names.INCREMENTAL
@@ -40,6 +42,8 @@ class RoundRecorder:
             self._ttft.observe(record.ttft_s, prefill, record.route)
         if record.itl_s is not None:
             self._itl.observe(record.itl_s)
+        if record.breaks_at_tokens is not None:
+            self._breaks.observe(record.breaks_at_tokens)
         self._rounds.add(1, record.outcome)
         self._routes.add(1, record.route, self._reasons(record.reason))
         self._retries.add(record.retries)
@@ -75,6 +79,7 @@ class CoordinatorReader:
         counts = coordinator.counts
         yield Reading(names.SESSIONS_BOUND, counts["bound"])
         yield Reading(names.ROUNDS_UNNAMED, counts["unnamed"])
+        yield Reading(names.SESSIONS_BREAKING, len(coordinator.branches.breaking()))
         yield Reading(names.SESSIONS_REPINNED, counts["moved"])
         yield Reading(names.SESSIONS_LOST, counts["moved"], (names.WORKER_LOST,))
         for reason in names.MOVES:

@@ -18,6 +18,7 @@ from router.settings import CoordinatorSettings
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
+_MOST_BREAKING = 8
 
 
 class CoordinatorViewReader:
@@ -46,7 +47,7 @@ class CoordinatorViewReader:
     def __call__(self) -> CoordinatorView:
         """The coordinator now."""
         coordinator, settings = self._coordinator, self._settings
-        pools = coordinator.pools
+        pools, breaking = coordinator.pools, coordinator.branches.breaking()
         return CoordinatorView(
             self._coordinator_id,
             settings.slo,
@@ -59,6 +60,8 @@ class CoordinatorViewReader:
             state_losses=coordinator.view.counters.losses,
             context_tokens=self._context_tokens(),
             window=self._window.read(),
+            breaking=tuple(breaking[:_MOST_BREAKING]),
+            breaking_sessions=len(breaking),
         )
 
 

@@ -37,7 +37,8 @@ class DecisionRecord:
         estimates: the routes that were compared.
         move_reason: why the session moved to another decode worker before this round; "": it did not.
         kept_tokens: of the prompt, in the context of its session before, as far as is known. Their KV may be gone.
-        rewritten: the prompt departs from the session's last context.
+        rewritten: the prompt departs from the session's contexts.
+        breaks_at_tokens: where it departs from the nearest one, if it loses more of it than its last output.
         retries: workers that failed this round.
         ttft_s: from the request's arrival at the coordinator to the first token's departure; None: none has left yet.
         itl_s: mean gap of its first choice; None: it had fewer than two tokens.
@@ -68,6 +69,7 @@ class DecisionRecord:
     move_reason: str = ""
     kept_tokens: int = 0
     rewritten: bool = False
+    breaks_at_tokens: int | None = None
     retries: int = 0
     ttft_s: float | None = None
     itl_s: float | None = None

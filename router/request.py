@@ -8,7 +8,15 @@ from typing import Any
 from uuid import uuid4
 
 from ampd.errors import one_line_of
-from ampd.keys import TOKEN_BYTES, pack_tokens, session_key, tenant_of
+from ampd.keys import (
+    MAX_SESSION_ID_CHARS,
+    SESSION_HEADER,
+    TOKEN_BYTES,
+    from_ascii_name,
+    pack_tokens,
+    session_key,
+    tenant_of,
+)
 from ampd.sampling_limits import beyond_sampling, unknown_token
 from ampd.serving.local_only import uncarried_option
 from ampd.types import Slo
@@ -62,8 +70,6 @@ def unserved_option(request: Mapping[str, Any]) -> str | None:
     return None
 
 
-MAX_SESSION_ID_CHARS = 256
-"""Dynamo's frontends refuse longer ones with 400 if there are several coordinators."""
 ANNOUNCEMENT = "announce"
 """The annotation of a request without output. Dynamo's frontend refuses `max_tokens: 0`, and passes annotations on."""
 _NOT_TEXT = ("multi_modal_", "mm_", "prompt_embeds", "encoder_result")
@@ -247,7 +253,7 @@ def _in_session(request: Mapping[str, Any], session_id: str | None) -> Mapping[s
 def _announced(request: Mapping[str, Any]) -> Mapping[str, Any]:
     """An announcement as a request for no output."""
     if _session_id(request.get("agent_context") or {}) is None:
-        raise RoundRefusedError(400, f"the annotation {ANNOUNCEMENT!r} needs a session id (x-dynamo-session-id)")
+        raise RoundRefusedError(400, f"the annotation {ANNOUNCEMENT!r} needs a session id ({SESSION_HEADER})")
     stops = {**(request.get("stop_conditions") or {}), "max_tokens": 0, "min_tokens": None}
     return {**request, "stop_conditions": stops}
 
@@ -277,6 +283,8 @@ def _session_id(agent: Mapping[str, Any]) -> str | None:
     session_id = agent.get("session_id")
     if not session_id:
         return None
+    if isinstance(session_id, str):
+        session_id = from_ascii_name(session_id)
     if not isinstance(session_id, str) or len(session_id) > MAX_SESSION_ID_CHARS:
         raise RoundRefusedError(400, f"the session id must be text of at most {MAX_SESSION_ID_CHARS} characters")
     return session_id

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ampd.errors import one_line_of
@@ -29,6 +29,7 @@ from router.request import RoundRequest, link
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_log import log_placed
+from router.session_branches import Found, SessionBranches
 from router.session_memory import SessionMemory, SessionOwner
 from router.unplaced_round import KnownPrefixes, PromptHistory, UnplacedRound
 from router.worker_access import WorkerAccess
@@ -65,6 +66,7 @@ class Services:
     placer: Placer
     access: WorkerAccess
     sessions: SessionMemory
+    branches: SessionBranches
     policy: str
     retries: int
     page_size_tokens: int
@@ -78,13 +80,16 @@ class Services:
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
     async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
-        """End a session everywhere: in this replica's memory, in the shared state and on the workers.
+        """End a session with its branches everywhere: in this replica's memory, in the shared state and on the workers.
 
         Args:
             used: workers that served the session's last round.
         """
-        self.sessions.forget(session_id)
-        await self.access.end_session(session_id, tenant, used)
+        keys = self.branches.of(session_id)
+        self.branches.forget(session_id)
+        await asyncio.gather(
+            *(self.access.end_session(key, tenant, used if key == session_id else set()) for key in keys)
+        )
 
 
 class RoundRun:
@@ -107,6 +112,9 @@ class RoundRun:
     def __init__(
         self, request: RoundRequest, request_id: str, services: Services, before: RoundRun | None = None
     ) -> None:
+        self._found: Found = services.branches.begin(request) if before is None else before._found
+        named = self._found.request
+        request = replace(request, session_id=named.session_id, client_session_id=named.client_session_id)
         self._request = request
         self.request_id = request_id
         self._services = services
@@ -125,7 +133,13 @@ class RoundRun:
         else:
             self._inherit(before)
         self._history = PromptHistory(
-            request, self._record, self._session, services.access, services.page_size_tokens, services.prefixes
+            request,
+            self._record,
+            self._session,
+            services.access,
+            services.page_size_tokens,
+            services.prefixes,
+            self._found,
         )
         self._unreached: Placement | None = None
         self._is_closed = False
@@ -150,6 +164,16 @@ class RoundRun:
         # A prefill worker of the round still has the whole context: the next decode worker reads it from there.
         source = before._kv_source if has_output else None
         self._kv_source = None if source in self._lost else source
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its session has a name, from its client or because it continues an earlier round."""
+        return self._request.is_named
+
+    @property
+    def session_name(self) -> str:
+        """The name of its session in logs."""
+        return self._request.client_session_id or self._request.session_id
 
     @property
     def worker_id(self) -> str:
@@ -235,6 +259,7 @@ class RoundRun:
             raise RoundRefusedError(UNAVAILABLE, text)
 
     async def _place(self) -> Placement:
+        await self._history.find_fork()
         placing = asyncio.create_task(self._services.placer.place(self._unplaced()))
         try:
             placement = await asyncio.shield(placing)
@@ -266,6 +291,7 @@ class RoundRun:
             holder=self._holder,
             may_move=not (is_admitted or request.is_announcement),
             is_admitted=is_admitted,
+            goes_on=self._found.goes_on,
             local_only=local_only(RESUMED if self._kv_source else None, request.uncarried),
             lost=self._lost,
         )
@@ -456,6 +482,7 @@ class RoundRun:
             self._withdraw(self._unreached)
         placement, request, services = self._placement, self._request, self._services
         if placement is None or request.is_announcement:
+            services.branches.end(self._found, None)
             return  # an announcement has no latency to judge, and the next prompt goes on from the last round's context
         record, record.was_left = self._record, was_left
         record.lasted_s = services.clock() - self._arrival_s
@@ -464,6 +491,7 @@ class RoundRun:
             services.spawn(self._end_session({worker_id for worker_id in used | self._lost if worker_id}))
         else:
             self._remember(placement, record)
+        services.branches.end(self._found, placement.binding.worker_id)
         notify(services.observers, record)
 
     def _remember(self, placement: Placement, record: DecisionRecord) -> None:
@@ -474,6 +502,7 @@ class RoundRun:
             placement.binding,
             request.prompt + (end.tokens if end else b""),
             computed_tokens=None if has_begun else record.kept_tokens,
+            prompt_tokens=request.prompt_tokens,
             missed=record.ttft_s is not None and not (record.ttft_met and record.itl_met),
             moved=bool(record.move_reason),
             holder=None if record.is_complete else self._holder,

@@ -71,7 +71,7 @@ class SessionControl:
         return {**self._described(key, held), "binding": bound}
 
     async def end(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """End a session everywhere. A round in progress goes on, and keeps its KV until it ends.
+        """End a session and its branches everywhere. A round in progress goes on, and keeps its KV until it ends.
 
         `released_tokens` in the answer is the KV that workers held. A worker that does not answer releases its part
         later.
@@ -80,9 +80,10 @@ class SessionControl:
             key, tenant, binding = await self._named(request)
         except (ValueError, StateUnavailableError) as error:
             return {"error": str(error)}
-        held = self._held().get(key, {})
+        held = self._held()
+        released = sum(sum(held.get(each, {}).values()) for each in self._services.branches.of(key))
         await self._services.end_session(key, tenant, set())
-        return {"session_key": key, "was_bound": binding is not None, "released_tokens": sum(held.values())}
+        return {"session_key": key, "was_bound": binding is not None, "released_tokens": released}
 
     async def _named(self, request: Mapping[str, Any]) -> tuple[str, str, Binding | None]:
         """The session's name inside of the graph, its tenant ("" if that is not known here), and its binding."""
@@ -107,7 +108,8 @@ class SessionControl:
 
     def _is_known(self, key: str, binding: Binding | None) -> bool:
         """Whether the session is alive: it is bound, a worker holds its KV, or this replica has served it."""
-        return binding is not None or key in self._held() or self._services.sessions.find(key).owner is not None
+        keys, held, find = self._services.branches.of(key), self._held(), self._services.sessions.find
+        return binding is not None or any(each in held or find(each).owner is not None for each in keys)
 
     def _held(self) -> dict[str, dict[str, int]]:
         """Session -> worker -> tokens whose KV the worker holds."""

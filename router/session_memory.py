@@ -23,9 +23,9 @@ _ENTRY_BYTES = 512
 
 def common_prefix_tokens(left: bytes, right: bytes) -> int:
     """Length in tokens of the longest common prefix of two packed contexts."""
+    if right.startswith(left) or left.startswith(right):
+        return min(len(left), len(right)) // 4
     size = min(len(left), len(right))
-    if left[:size] == right[:size]:
-        return size // 4
     differs = np.frombuffer(left, np.uint32, size // 4) != np.frombuffer(right, np.uint32, size // 4)
     return int(differs.argmax())
 
@@ -73,6 +73,7 @@ class Session:
         binding: the binding that held then; None: the session was not served here.
         context: the last prompt and its output, packed.
         computed_tokens: of the context; the prefill of the rest did not end.
+        prompt_tokens: of the context, without the output.
         has_missed: a round missed one of its targets.
         owner: the client's side; None: it is not known.
         moved_s: when a round found the session at another owner than the round before; minus infinity: never.
@@ -83,6 +84,7 @@ class Session:
     binding: Binding | None = None
     context: bytes = b""
     computed_tokens: int = 0
+    prompt_tokens: int = 0
     expires_s: float = float("inf")
     has_missed: bool = False
     owner: SessionOwner | None = None
@@ -105,6 +107,9 @@ class SessionMemory:
     Args:
         max_bytes: bound on the memory of the contexts; bindings of forgotten contexts go with them.
         limits: says for how long a session lives after a round.
+
+    Attributes:
+        on_forget: called with each session that is forgotten.
     """
 
     def __init__(self, max_bytes: int, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,6 +118,7 @@ class SessionMemory:
         self._clock = clock
         self._bytes = 0
         self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self.on_forget: Callable[[str], object] = lambda _: None
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -136,6 +142,7 @@ class SessionMemory:
         context: bytes,
         *,
         computed_tokens: int | None = None,
+        prompt_tokens: int = 0,
         missed: bool = False,
         moved: bool = False,
         holder: str | None = None,
@@ -146,6 +153,7 @@ class SessionMemory:
 
         Args:
             computed_tokens: of the context, if the round ended before its prefill did; None: all.
+            prompt_tokens: of the context, without the output.
             missed: the round missed a target.
             moved: the session moved with this round. It may have been unknown here before.
             holder: the owner before, which still has KV that the round has not brought to the new one.
@@ -160,11 +168,12 @@ class SessionMemory:
         moved = moved or (before is not None and before.worker_id != binding.worker_id)
         if owner is not None and moved:
             moved_s = owner.served_s
-        self.forget(binding.session_id)
+        self._drop(binding.session_id)
         self._sessions[binding.session_id] = Session(
             binding,
             context,
             len(context) // 4 if computed_tokens is None else computed_tokens,
+            prompt_tokens,
             expires_s,
             missed or known.has_missed,
             owner,
@@ -178,6 +187,10 @@ class SessionMemory:
 
     def forget(self, session_id: str) -> None:
         """Drop a session that ended."""
+        self._drop(session_id)
+        self.on_forget(session_id)
+
+    def _drop(self, session_id: str) -> None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._bytes -= len(session.context) + _ENTRY_BYTES

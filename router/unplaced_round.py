@@ -16,6 +16,7 @@ from ampd.types import WorkerView
 from router.decision_record import DecisionRecord
 from router.request import RoundRequest
 from router.round_errors import WorkerLostError, WorkerRefusedError
+from router.session_branches import LEAST_TOKENS, Found
 from router.session_memory import Session
 from router.worker_access import WorkerAccess
 
@@ -94,6 +95,7 @@ class PromptHistory:
         access: WorkerAccess,
         page_size_tokens: int,
         prefixes: KnownPrefixes,
+        found: Found,
     ) -> None:
         self._request = request
         self._record = record
@@ -104,14 +106,35 @@ class PromptHistory:
         self._overlap = session.overlap(request.prompt)
         record.rewritten = self._overlap.is_rewritten
         record.kept_tokens = self._overlap.kept_tokens
+        self._fork = found.fork
+        self._forked: dict[str, int] = {}
+        if found.fork is not None:
+            record.rewritten = found.breaks_at_tokens is not None
+            record.kept_tokens = found.fork.tokens
+        record.breaks_at_tokens = found.breaks_at_tokens
+
+    async def find_fork(self) -> None:
+        """Ask the worker of the context that a new branch begins with how much of it is there."""
+        fork, self._fork = self._fork, None
+        if fork is None or fork.worker_id is None or fork.tokens < LEAST_TOKENS:
+            return
+        try:
+            pages = await self._access.matched_pages(fork.worker_id, self._first_keys(self._request.prompt_tokens))
+        except (WorkerLostError, WorkerRefusedError) as error:
+            log.info("%s; a branch begins without the context before", error)
+        else:
+            self._forked = {fork.worker_id: pages * self._page_size_tokens}
 
     def shared(self, workers: Sequence[WorkerView]) -> Mapping[str, int]:
         """Tokens of the prompt's beginning that workers hold for other sessions, by worker id."""
         if not (there := published(workers)):
-            return {}
+            return self._forked
         request = self._request
         prefixes = self._prefixes.of(request.prompt, request.tenant, there, self._page_size_tokens, self._first_keys)
-        return shared_tokens(prefixes, workers)
+        shared = shared_tokens(prefixes, workers)
+        for worker_id, tokens in self._forked.items():
+            shared[worker_id] = max(tokens, shared.get(worker_id, 0))
+        return shared
 
     async def held_by(self, decode: WorkerView) -> int:
         """Tokens of the session whose KV the decode worker has: what it publishes, as far as the prompt still fits."""
@@ -151,6 +174,7 @@ class UnplacedRound:
         holder: the owner before, which may have history that the owner lacks.
         may_move: the session may move with this round.
         is_admitted: the round was admitted before.
+        goes_on: its session has had rounds before, maybe in another branch.
         local_only: why the prefill must be local, if it must.
         lost: workers that failed this round already, or refused it.
     """
@@ -165,6 +189,7 @@ class UnplacedRound:
     holder: str | None = None
     may_move: bool = False
     is_admitted: bool = False
+    goes_on: bool = False
     local_only: str | None = None
     lost: Collection[str] = ()
 

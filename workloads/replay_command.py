@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from ampd.documents import check_writable, dumped
 from ampd.errors import UserError, without_credentials
+from ampd.keys import SESSION_HEADER
 from ampd.progress import Progress
 from ampd.settings import Settings, parse_settings
 from ampd.types import Slo
@@ -45,7 +46,6 @@ from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one
 
-SESSION_HEADER = "x-dynamo-session-id"
 FINAL_HEADER = "x-dynamo-session-final"
 _MS_PER_S = 1e3
 

@@ -64,7 +64,11 @@ def snapshot_of(overview: Overview, now_s: float, model: PiecewiseModel | None =
         "coordinators": [_coordinator(entry) for entry in coordinators],
         "workers": [_worker(entry, now_s, _queue_wait_s(entry.view, model, notes)) for entry in workers],
         "kv": _kv_of_all([entry.view for entry in workers]),
-        "sessions": _sessions([entry.view for entry in workers]),
+        "sessions": {
+            **_sessions([entry.view for entry in workers]),
+            "breaking": sum(entry.view.breaking_sessions for entry in coordinators),
+            "worst_breaking": _worst_breaking([entry.view for entry in coordinators]),
+        },
         "notes": notes,
     }
 
@@ -206,6 +210,13 @@ def _sessions(workers: Sequence[WorkerView]) -> Row:
         "tokens": sum(row["tokens"] for row in held),
         "largest": largest[:LARGEST_SESSIONS],
     }
+
+
+def _worst_breaking(coordinators: Sequence[CoordinatorView]) -> list[Row]:
+    """The sessions that lose the most because their prefix breaks in every round."""
+    sessions = [session for view in coordinators for session in view.breaking]
+    worst = sorted(sessions, key=lambda session: session.at_tokens - session.of_tokens)
+    return [fields_of(session) for session in worst[:LARGEST_SESSIONS]]
 
 
 def _notes(coordinators: Sequence[CoordinatorView], workers: Sequence[WorkerView]) -> Iterator[str]:

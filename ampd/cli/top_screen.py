@@ -246,6 +246,13 @@ def _sessions(snapshot: Row, short: Mapping[str, str]) -> Text | None:
     ).append_text(_bad(window["sessions_repinned"], "moved"))
     if window["unnamed"]:
         text.append(f"\n{count(window['unnamed'])} rounds without a session, which have no affinity and no history")
+    if worst := sessions["worst_breaking"]:
+        listed = (
+            f"{row['session_id'][:_SHORT_ID]} at token {count(row['at_tokens'])} of {count(row['of_tokens'])}"
+            for row in worst
+        )
+        text.append("\nprefix breaks in every round: ").append_text(_bad(sessions["breaking"], "sessions"))
+        text.append(printable(f"; {', '.join(listed)}"))
     largest = (
         f"{row['session_id'][:_SHORT_ID]} {count(row['tokens'])} on {short[row['worker_id']]}"
         for row in sessions["largest"]

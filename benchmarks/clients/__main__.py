@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -53,7 +52,7 @@ def _rows(wanted: Sequence[str], engine: str, folder: Path) -> Iterator[Row]:
     flags += ["--dyn-tool-call-parser", "hermes", f"--worker-args=--max-context-tokens {CONTEXT_TOKENS}"]
     flags += ["--pools", "static", "--max-wait", "0", "--log-dir", str(logs)]
     flags += ["--replies", str(script)] if engine == "modelled" else []
-    with running_graph(flags, _progress, {**os.environ, "DYN_ENABLE_ANTHROPIC_API": "1"}) as url:
+    with running_graph(flags, _progress) as url:
         for client in CLIENTS:
             features = [each for each in client.features if engine == "modelled" or not each.replies]
             if features and client.name in wanted:

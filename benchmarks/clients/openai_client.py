@@ -187,12 +187,12 @@ OPENAI = Client(
         Feature(
             "a session id of 600 characters is refused with the limit, chat",
             "error = refused(extra_headers={'x-dynamo-session-id': 'x' * 600})\n"
-            "assert error.status_code == 400 and '512' in str(error), error",
+            "assert error.status_code == 400 and '256' in str(error), error",
         ),
         Feature(
             "the same, streamed",
             "error = refused(stream=True, extra_headers={'x-dynamo-session-id': 'x' * 600})\n"
-            "assert error.status_code == 400 and '512' in str(error), error",
+            "assert error.status_code == 400 and '256' in str(error), error",
             _REASONLESS,
         ),
         Feature(

@@ -129,6 +129,12 @@ ENVIRONMENT: tuple[Variable, ...] = (
         _DYNAMO,
     ),
     Variable(
+        ("DYN_ENABLE_ANTHROPIC_API",),
+        "Dynamo",
+        "`1`: serves `/v1/messages`.",
+        "clients.md#anthropics-api",
+    ),
+    Variable(
         ("DYN_METADATA_HEADER",),
         "Dynamo",
         "`x-session-`: prefix of the headers that Dynamo passes on, so that `X-Session-Affinity` names a session.",

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ampd.child_process import exit_now, reserved_ports, tied_to_parent
 from ampd.errors import UserError, guarded
 from ampd.telemetry.logs import configure_logging
+from router.status_relay.sessions import Source, chosen_sources
 
 PROG = "python -m router.status_relay"
 _LOOPBACK = "127.0.0.1"
@@ -35,6 +36,7 @@ def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=PROG, description=__doc__, allow_abbrev=False)
     parser.add_argument("--http-host", default=os.environ.get("DYN_HTTP_HOST", "0.0.0.0"), help="address to listen on")
     parser.add_argument("--http-port", type=int, default=os.environ.get("DYN_HTTP_PORT", "8000"))
+    parser.add_argument("--session-names", default="", help="further headers and `body:` keys that name a session")
     parser.add_argument(
         "--model-alias",
         action="append",
@@ -53,9 +55,11 @@ def _run(argv: list[str]) -> int:
         )
     import uvloop
 
+    sources = chosen_sources(options.session_names, PROG)
+
     configure_logging()
     _allow_many_connections()
-    code: int = uvloop.run(_serve(options.http_host, options.http_port, rest, options.model_alias))
+    code: int = uvloop.run(_serve(options.http_host, options.http_port, rest, options.model_alias, sources))
     return code
 
 
@@ -72,14 +76,20 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def _serve(host: str, port: int, frontend_flags: Sequence[str], aliases: Sequence[tuple[str, str]]) -> int:
+async def _serve(
+    host: str,
+    port: int,
+    frontend_flags: Sequence[str],
+    aliases: Sequence[tuple[str, str]],
+    sources: Sequence[Source],
+) -> int:
     """Run both. Returns the exit code of the frontend."""
     with reserved_ports(_LOOPBACK, 1) as (inner_port,):
         frontend = await _start(["--http-host", _LOOPBACK, "--http-port", str(inner_port), *frontend_flags])
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, _terminate, frontend)
         try:
-            return await _relay_until_ended(frontend, f"http://{_LOOPBACK}:{inner_port}", host, port, aliases)
+            return await _relay_until_ended(frontend, f"http://{_LOOPBACK}:{inner_port}", host, port, aliases, sources)
         finally:
             _terminate(frontend)
             await frontend.wait()
@@ -97,7 +107,12 @@ def _terminate(frontend: asyncio.subprocess.Process) -> None:
 
 
 async def _relay_until_ended(
-    frontend: asyncio.subprocess.Process, upstream: str, host: str, port: int, aliases: Sequence[tuple[str, str]]
+    frontend: asyncio.subprocess.Process,
+    upstream: str,
+    host: str,
+    port: int,
+    aliases: Sequence[tuple[str, str]],
+    sources: Sequence[Source],
 ) -> int:
     """Pass requests on while the frontend runs. Returns its exit code."""
     # Here, because the frontend starts meanwhile.
@@ -108,7 +123,7 @@ async def _relay_until_ended(
     chosen = os.environ.get("DYN_HTTP_BODY_LIMIT_MB", "")
     limit_mb = int(chosen) if chosen.isdecimal() else DYNAMOS_BODY_LIMIT_MB
     health_path = os.environ.get("DYN_HTTP_SVC_HEALTH_PATH") or HEALTH_PATH
-    runner = Relay(upstream, limit_mb << 20, health_path, aliases).runner()
+    runner = Relay(upstream, limit_mb << 20, health_path, aliases, sources).runner()
     try:
         await runner.setup()
         await web.TCPSite(runner, host, port, backlog=_BACKLOG).start()

@@ -2,7 +2,8 @@
 
 An error whose message names a time gets `Retry-After`, because a coordinator gives the frontend a message and no
 headers, and so does every 503. A 404 of a model that is on its way is a 503. Health is told without the ids and the
-addresses of the graph. Requests that the frontend refuses are mended (`mending`), and so are cut calls (`cut_calls`).
+addresses of the graph. Dynamo gets the names of sessions in its own header (`sessions`). Requests that the frontend
+refuses are mended (`mending`), and so are cut calls (`cut_calls`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
+from ampd.keys import SESSION_HEADER
 from ampd.wire import COORDINATOR_COMPONENT, retry_after_s, with_retry_after
 from router.status_relay.api import (
     CHATS,
@@ -37,6 +39,7 @@ from router.status_relay.api import (
 from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_body
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
 from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible, with_known_model
+from router.status_relay.sessions import SOURCES, SessionNames, Source, without_changing_line
 
 _OF_ONE_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade", "host", "expect")
@@ -56,39 +59,9 @@ MOST_HEADERS = 100
 """As many as the frontend takes."""
 
 
-_SESSION = "x-dynamo-session-id"
-
-_NAMES = (("x-claude-code-session-id", "x-claude-code-agent-id"), ("session-id", "thread-id"))
-"""Headers that name a session, and those of its parts, which count in this order."""
-
-
 def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """A copy without those of one connection."""
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _OF_ONE_CONNECTION)
-
-
-def forwarded(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
-    """A copy of a request's headers, with the name of its session for Dynamo."""
-    copy = passed_on(headers)
-    if not _named(headers, _SESSION) and (name := _session_of(headers)):
-        copy[_SESSION] = name
-    return copy
-
-
-def _session_of(headers: CIMultiDictProxy[str]) -> str:
-    """The session that a client's own headers name; empty: they name none, or Dynamo finds it itself.
-
-    An agent and its sub-agents share a session's id. Each has a context of its own. Dynamo knows no `session-id`, and
-    takes the id of an agent, which is not unique, for that of its session.
-    """
-    named = ((_named(headers, session), _named(headers, part)) for session, part in _NAMES)
-    return next((f"{session}/{part}" if part else session for session, part in named if session), "")
-
-
-def _named(headers: CIMultiDictProxy[str], name: str) -> str:
-    """The value of a header as Dynamo reads it: of several the first one, and empty if it is not ASCII."""
-    value = headers.get(name, "")
-    return value.strip() if value.isascii() else ""
 
 
 def unknown_coding(headers: CIMultiDictProxy[str]) -> str | None:
@@ -212,6 +185,7 @@ class Relay:
         body_limit_bytes: the largest body that the frontend takes.
         health_path: where the frontend tells its health.
         aliases: patterns of model names, each with the name that it stands for.
+        sources: where clients name their sessions.
     """
 
     def __init__(
@@ -220,9 +194,11 @@ class Relay:
         body_limit_bytes: int = DYNAMOS_BODY_LIMIT_MB << 20,
         health_path: str = HEALTH_PATH,
         aliases: Sequence[tuple[str, str]] = (),
+        sources: Sequence[Source] = SOURCES,
     ) -> None:
         self._aliases = aliases
         self._upstream = upstream
+        self._names = SessionNames(sources)
         self._body_limit_bytes = body_limit_bytes
         self._health_path = health_path
         self._guards = ConnectionGuards()
@@ -276,15 +252,16 @@ class Relay:
         """The frontend's answer. A request that it refuses is mended and sent again, where that is possible."""
         body = await _whole_body(request)
         if not isinstance(body, bytes):
-            async with self._asked(request, url, body) as answer:
+            async with self._asked(request, url, self._names.of(request.headers), body) as answer:
                 return await self._told(request, answer)
-        body = with_known_model(body, self._aliases)
+        session = self._names.of(request.headers, body)
+        body = with_known_model(without_changing_line(body), self._aliases)
         if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
             waiting.begin()
         mends = 0
         while True:
             sent, stops = stops_made_visible(request.path, body)
-            async with self._asked(request, url, sent) as answer:
+            async with self._asked(request, url, session, sent) as answer:
                 if answer.status not in _REFUSED or mends == _MOST_MENDS:
                     sent = body = b""
                     return await self._told(request, answer, stops)
@@ -296,9 +273,11 @@ class Relay:
                     return await self._told(request, answer)
             body, mends = mended, mends + 1
 
-    def _asked(self, request: web.Request, url: URL, body: Any) -> Any:
+    def _asked(self, request: web.Request, url: URL, session: str, body: Any) -> Any:
         assert self._session is not None
-        headers = forwarded(request.headers)
+        headers = passed_on(request.headers)
+        if session:
+            headers[SESSION_HEADER] = session
         if isinstance(body, bytes):
             headers["content-length"] = str(len(body))
             body = _in_parts(body)
@@ -356,7 +335,7 @@ class Relay:
     async def _status_without_body(self, request: web.Request, url: URL) -> int:
         """The status of the same request without a body; 0: no answer again."""
         assert self._session is not None
-        headers = forwarded(request.headers)
+        headers = passed_on(request.headers)
         headers.popall("content-length", None)
         with suppress(aiohttp.ClientError):
             async with self._session.request(request.method, url, headers=headers, allow_redirects=False) as answer:

@@ -67,7 +67,7 @@ def test_the_pages_and_the_results_lead_to_each_other() -> None:
 
 _SHOWN = {
     "fixed roles (`--pools static`)": "ours with fixed roles",
-    "the default": "ours with predictive roles",
+    "the default": "ours",
     "any policy at all, at most": "limit",
 }
 """How the pages call the rows of the summary."""

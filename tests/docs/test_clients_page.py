@@ -42,7 +42,6 @@ PYTHON = clients_python()
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def served(graph: Graph) -> AsyncIterator[Graph]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
-    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     coordinator = graph.start_coordinator("always-remote")
     graph.start_frontend()
     for role in ("prefill", "decode"):

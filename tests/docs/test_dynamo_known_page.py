@@ -25,7 +25,6 @@ ATTEMPTS = 10
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
-    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     replies = graph.folder / "replies.jsonl"
     replies.write_text("".join(REPLIES))
     # Three sessions, because the page's requests without a tenant have two, and one without a name at a time.

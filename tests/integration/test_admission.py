@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 async def test_new_sessions_get_429_while_a_session_in_progress_goes_on(graph: Graph) -> None:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.05)
-    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     coordinator = graph.start_coordinator("always-remote", "--max-rounds", "2")
     graph.start_frontend()
     relay = graph.start_status_relay()

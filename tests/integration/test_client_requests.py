@@ -27,7 +27,6 @@ CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "rm -rf build/old/
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
-    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     replies = graph.folder / "replies.jsonl"
     replies.write_text(json.dumps({"session": "calls", "text": f"I write it. {CALL}"}))
     coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x")

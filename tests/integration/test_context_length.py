@@ -25,7 +25,6 @@ LOCAL = {"presence_penalty": 0.5}
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.0, step_s=0.001)
-    graph.environment["DYN_ENABLE_ANTHROPIC_API"] = "1"
     for role, limit in WORKER_LIMITS.items():
         await graph.new_worker(role, perf, "--max-context-tokens", str(limit), "--lease-s", "60")
     coordinator = graph.start_coordinator("always-remote")

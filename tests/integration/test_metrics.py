@@ -17,10 +17,10 @@ from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
 from ampd.cli.serve.graph import system_environment
+from ampd.keys import MAX_SESSION_ID_CHARS
 from ampd.telemetry.metrics import names
 from ampd.telemetry.metrics.names import METRICS, Kind, Process
 from ampd.tiny_model import tiny_model_path
-from router.request import MAX_SESSION_ID_CHARS
 from tests.harness.graph import HELLO, SHORT_LEASE, Graph, chat, completion, profile, record, session
 from tests.harness.ports import free_ports
 from tests.waiting import PATIENCE_S

@@ -15,7 +15,7 @@ from typing import IO, Any
 import httpx
 import pytest
 
-from router.request import MAX_SESSION_ID_CHARS
+from ampd.keys import MAX_SESSION_ID_CHARS
 from tests.harness.graph import profile, session
 from tests.harness.listening import is_loopback, listening
 from tests.harness.watches import wait_for_watches

@@ -1,7 +1,7 @@
-"""The headers that name a session, end it and name its tenant, through the relay and Dynamo's frontend.
+"""What names a session, ends it and names its tenant, through the relay and Dynamo's frontend.
 
-Dynamo reads them on every route in the same way, and tests of the relay have a table of the names that it makes. So
-each header is tried on one route, and each route with a header of both.
+Dynamo reads headers on every route in the same way, and tests of the relay have a table of the names that it makes. So
+some are tried on one route, and each route with a header and a key of the body.
 """
 
 import re
@@ -40,7 +40,8 @@ class Site:
         self._control = control
 
     async def send(self, path: str, headers: dict[str, str], more: dict[str, Any] | None = None) -> dict[str, Any]:
-        reply = await self._client.post(f"/v1/{path}", json={**BODIES[path], **(more or {})}, headers=headers)
+        utf_8 = [(name.encode(), value.encode()) for name, value in headers.items()]
+        reply = await self._client.post(f"/v1/{path}", json={**BODIES[path], **(more or {})}, headers=utf_8)
         assert reply.status_code == 200, reply.text
         answer: dict[str, Any] = reply.json()
         return answer
@@ -69,10 +70,10 @@ class Site:
 async def site(graph: Graph) -> AsyncIterator[Site]:
     perf = profile(graph.folder, prefill_s=0.001, long_prefill_s=0.01, step_s=0.001)
     (port,) = free_ports(1)
-    graph.environment |= {"DYN_ENABLE_ANTHROPIC_API": "1", **system_environment(HOST, port)}
-    coordinator = graph.start_coordinator("always-local")
+    graph.environment |= system_environment(HOST, port)
+    coordinator = graph.start_coordinator("always-local", "--max-wait", "0")
     graph.environment |= system_environment(HOST, None)
-    graph.start_frontend(status_relay=True)
+    graph.start_frontend("--session-names", "x-my-run", status_relay=True)
     await graph.new_worker("decode", perf)
     await graph.until_answers([coordinator])
     store = await graph.store()
@@ -86,16 +87,15 @@ async def site(graph: Graph) -> AsyncIterator[Site]:
     [
         ({"x-dynamo-session-id": "dynamo"}, "dynamo"),
         ({"session-id": "codex"}, "codex"),
-        ({"x-session-id": "plain"}, "plain"),
-        ({"x-session-affinity": "aiperf"}, "aiperf"),
-        ({"x-claude-code-session-id": "claude"}, "claude"),
-        ({"thread-id": "thread"}, "thread"),
+        ({"x-litellm-session-id": "litellm"}, "litellm"),
+        ({"x-my-run": "own"}, "own"),
+        ({"session_id": "old"}, "old"),
         ({"x-session-affinity": "second", "session-id": "first"}, "first"),
         ({"x-session-affinity": "second", "x-session-id": "first"}, "first"),
         ({"x-session-affinity": "second", "x-claude-code-session-id": "first"}, "first"),
         ({"x-session-id": "second", "session-id": "first"}, "first"),
         ({"x-session-id": "second", "thread-id": "first"}, "first"),
-        ({"session-id": "second", "x-claude-code-session-id": "first"}, "first"),
+        ({"session-id": "second", "x-my-run": "first"}, "first"),
         ({"x-claude-code-session-id": "second", "x-dynamo-session-id": "first"}, "first"),
     ],
 )
@@ -105,9 +105,13 @@ async def test_headers_that_name_a_session(site: Site, headers: dict[str, str], 
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_every_route_reads_the_headers_of_dynamo_and_those_of_the_relay(site: Site, path: str) -> None:
-    await check_named(site, path, {"x-session-affinity": "Dynamo's"}, "Dynamo's")
-    await check_named(site, path, {"x-session-affinity": "second", "session-id": "the relay's"}, "the relay's")
+async def test_every_route_reads_headers_and_bodies_of_any_characters(site: Site, path: str) -> None:
+    await check_named(site, path, {"x-session-affinity": "second", "session-id": "first"}, "first")
+    name = f"{path} \u4f1a\u8bdd"
+    assert await site.unnamed(path, {}, {"metadata": {"session_id": name}}) == 0
+    assert await site.is_bound(name)
+    await site.send(path, {"x-dynamo-session-id": f"{name} \u00e4"})
+    assert await site.is_bound(f"{name} \u00e4")
 
 
 async def check_named(site: Site, path: str, headers: dict[str, str], name: str) -> None:
@@ -170,15 +174,43 @@ async def test_a_line_of_billing_that_changes_hides_no_prefix(site: Site) -> Non
     assert cached[1] > len(system.split()), cached
 
 
+@pytest.mark.parametrize("headers", [{"x-dynamo-session-id": "contexts"}, {}], ids=["named", "unnamed"])
+async def test_each_context_is_found_again(site: Site, headers: dict[str, str]) -> None:
+    """Of sub-agents and forks that have no name of their own, and of agents that have none at all."""
+    tag = headers.get("x-dynamo-session-id", "unnamed")
+    contexts: dict[str, list[dict[str, str]]] = {"root": [], "scout": []}
+    for number in range(3):
+        if number == 2:
+            contexts["fork"] = [*contexts["root"]]
+        for thread, messages in contexts.items():
+            before = sum(len(message["content"].split()) for message in messages)
+            words = " ".join(f"{tag}{thread}{number}-{at}" for at in range(100))
+            messages.append({"role": "user", "content": words})
+            answer = await site.send("chat/completions", headers, chat(messages, max_tokens=2))
+            assert record(answer)["hist_tokens"] >= before
+            assert (record(answer)["hist_tokens"] > 0) == bool(before)
+            messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
+
+
+async def test_a_prefix_that_breaks_in_every_round_is_shown(site: Site) -> None:
+    for number in range(5):
+        words = f"it is {number} o'clock " + " ".join(f"rule{at}" for at in range(200))
+        answer = await site.send(
+            "chat/completions",
+            {"x-dynamo-session-id": "clock"},
+            chat([{"role": "user", "content": words}], max_tokens=2),
+        )
+        assert (record(answer)["breaks_at_tokens"] is not None) == bool(number)
+    assert await site.counted(names.SESSIONS_BREAKING) >= 1
+
+
 NAMES_NO_SESSION = (
     "x-claude-code-agent-id",
     "x-claude-code-parent-agent-id",
     "x-dynamo-parent-session-id",
     "x-parent-session-id",
     "x-correlation-id",
-    "x-litellm-session-id",
     "x-request-id",
-    "session_id",
 )
 
 
@@ -186,7 +218,7 @@ NAMES_NO_SESSION = (
 async def test_what_names_no_session(site: Site, path: str) -> None:
     """docs/coordinator.md names these too. One request has all of them, each with a value of its own."""
     headers = {name: f"other {name}" for name in NAMES_NO_SESSION}
-    metadata = {"user_id": "other user_id", "session_id": "other of metadata"}
+    metadata = {"user_id": "other user_id"}
     unnamed = await site.unnamed(path, headers, {"user": "other user", "metadata": metadata})
     values = [*headers.values(), "other user", *metadata.values()]
     assert [value for value in values if await site.is_bound(value)] == []

@@ -30,6 +30,7 @@ from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_run import RoundRun, Services, pipe
 from router.round_window import Counts
+from router.session_branches import SessionBranches
 from router.session_memory import SessionMemory
 from router.targets import TargetLimits
 from router.worker_access import WorkerAccess
@@ -323,12 +324,13 @@ class Replica:
         self.store = MemoryStore(state)
         limits = SessionLimits(60.0, per_graph=max_sessions)
         sessions = SessionMemory(1 << 20, limits)
+        branches = SessionBranches(sessions, limits.new_ttl_s)
         self.own = OwnGraph(tokenizer)
         self.view = ClusterView(
             self.store,
             lease_s=60.0,
             serves=self.own.serves,
-            on_session_end=sessions.forget,
+            on_session_end=branches.forget,
         )
         self.workers = Workers(self.store)
         self.tasks: list[asyncio.Task[object]] = []
@@ -362,6 +364,7 @@ class Replica:
             ),
             access=access,
             sessions=sessions,
+            branches=branches,
             policy=routing,
             retries=retries,
             page_size_tokens=16,

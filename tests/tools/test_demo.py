@@ -30,6 +30,7 @@ def test_every_system_serves_the_demos_load_differently(seed: int) -> None:
         kinds = ("routing", "ordering", "slicing", "pools", "perf")
         named = {kind: serve[kind] for kind in kinds if kind in serve}
         flags: dict[str, Any] = {**groups, **named, "ttft": float(serve["ttft"]), "itl": float(serve["itl"])}
+        flags["max_wait"] = float(serve["max-wait"])
         run = simulate(TRACE, **flags, rate=float(replay["rate"]), limit=int(replay["limit"]), seed=seed)
         shares[name] = run.attainment.rounds or 0.0
     assert shares["AMPD"] > 0.97

@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from ampd.documents import first_problem
 from ampd.errors import UserError
-from ampd.keys import session_key
+from ampd.keys import is_branch_of, session_key
 from ampd.model_folder import as_value_errors
 from workers.engines.base import EngineError, EngineRequest
 
@@ -133,7 +133,7 @@ class Replies:
             session: its name inside of the graph, see `ampd.keys`.
             turn: the number of the assistant's messages in the prompt.
         """
-        own = (name for name in self._by_session if name and session_key(tenant, name) == session)
+        own = (name for name in self._by_session if name and is_branch_of(session, session_key(tenant, name)))
         replies = self._by_session.get(next(own, ""), ())
         return replies[turn] if turn < len(replies) else None
 

@@ -166,8 +166,8 @@ class EngineStore:
 
     async def replace_engine(self) -> None:
         """The engine's processes have ended: forget what they were about to write and to load. What is stored stays."""
-        self._forget_engine()
         await self._neighbours.forget()
+        self._forget_engine()
         await self._links.close()
         # What came from its other ranks meanwhile is not of the next engine, whose ranks count from the start.
         self._early.clear()
@@ -176,8 +176,8 @@ class EngineStore:
     async def close(self) -> None:
         """End the connections, after the engine's processes have ended, and unmap the memory."""
         await self._late.cancel()
-        self._forget_engine()
         await self._neighbours.close()
+        self._forget_engine()
         await self._links.close()
         self.memory.close()
 
@@ -305,15 +305,15 @@ class EngineStore:
         if request is not None:
             request.ends = True
         try:
-            await self._links.drop(rid)
-        except ConnectionError:
-            return  # they are unprotected with the engine
+            with suppress(ConnectionError):  # without the engine nothing is loaded
+                await self._links.drop(rid)
         finally:
             late.cancel()
             if request is not None:
                 request.ended.set()
-        self._known.pop(rid, None)
-        self.unprotect(rid)
+        if self._known.get(rid) is request:
+            self._known.pop(rid, None)
+            self.unprotect(rid)
 
     def unprotect(self, rid: str) -> None:
         """End the protection for a request. Without effect while the engine has it; see `end_request`."""

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from zmq import LINGER, NOBLOCK, PAIR, RCVHWM, SNDHWM, Again
+from zmq import LINGER, NOBLOCK, PAIR, RCVHWM, SNDHWM, ZMQError
 from zmq.asyncio import Context
 
 from ampd.background_tasks import SupervisedTask
@@ -169,7 +169,7 @@ class RankLinks:
             # A send that does not wait has happened when it returns.
             sent: Any = self._sockets[rank].send(data, NOBLOCK)
             sent.result()
-        except Again:
+        except ZMQError:  # also where the connections have been closed
             raise ConnectionError("the engine's process has gone") from None
 
     async def _read(self, rank: int) -> None:

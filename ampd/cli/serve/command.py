@@ -145,6 +145,7 @@ def run(argv: Sequence[str]) -> int:
     checks.check_secret(settings)
     checks.check_engine(settings.engine)
     checks.check_arguments(settings)
+    checks.check_session_names(settings)
     checks.check_parsers(settings)
     folder = tiny_model_path() if settings.model == TINY else Path(settings.model)
     model_path = check_model_folder(folder, "ampd serve")

@@ -115,6 +115,8 @@ _LONGEST_AFFINITY_S = 31_536_000
 """Dynamo takes nothing longer, and nothing shorter than a second."""
 
 FRONTEND_ENVIRONMENT = {
+    # /v1/messages, with the line left out that Claude Code puts before its prompt, and that differs in each request.
+    "DYN_ENABLE_ANTHROPIC_API": "1",
     "DYN_DISABLE_FRONTEND_ADMIN_API": "1",
     # With session affinity Dynamo publishes the ids of sessions at all addresses, unless a broker does that. Nobody is
     # this broker: each frontend serves without the others' events.
@@ -148,6 +150,7 @@ class Frontend:
         session_ttl_s: for how long a session stays at one of several coordinators; None: there is only one.
         body_limit_mb: largest body of a request that it takes; None: as large as Dynamo allows.
         status_relay: whether the relay stands before it, as it should.
+        session_names: further names of sessions that the relay reads.
         aliases: patterns of model names, with the name that they stand for: `claude-*=tiny`. The relay reads them.
     """
 
@@ -157,6 +160,7 @@ class Frontend:
     session_ttl_s: float | None = None
     body_limit_mb: int | None = None
     status_relay: bool = True
+    session_names: str = ""
     aliases: tuple[str, ...] = ()
 
     def process(self, name: str, environment: Mapping[str, str]) -> ProcessSpec:
@@ -182,6 +186,8 @@ class Frontend:
             flags += ["--router-session-affinity-mode", "soft"]
         if not self.status_relay:
             return python_module("dynamo.frontend", flags)
+        if self.session_names:
+            flags += ["--session-names", self.session_names]
         return python_module("router.status_relay", [*flags, *(f"--model-alias={each}" for each in self.aliases)])
 
 
@@ -288,5 +294,6 @@ def _frontend(settings: ServeSettings, site: GraphSite) -> Frontend:
         session_ttl_s=settings.session_ttl_s if settings.coordinators > 1 else None,
         body_limit_mb=site.body_limit_mb,
         status_relay=settings.status_relay,
+        session_names=settings.session_names,
         aliases=tuple(f"{name}={site.model_names[0]}" for name in site.model_names if "*" in name),
     )

@@ -24,6 +24,7 @@ from ampd.settings import GraphSettings, Names, parse_settings
 from ampd.types import Parallelism, Role
 from planner.manifest.files import MODEL_FILE, REHEARSAL_FILE
 from router.settings import PARSER_NAMES, check_parser
+from router.status_relay.sessions import chosen_sources
 from workers.engines.replies import OutputPlanner, Replies
 
 EMBEDDED = "embedded"
@@ -106,6 +107,11 @@ class ServeSettings(GraphSettings):
         description="Put a relay before the frontend that adds `Retry-After` to refusals, names the "
         "sessions of threads and agents, and bounds what clients may send. It has neither TLS "
         "nor HTTP/2.",
+    )
+    session_names: str = Field(
+        "",
+        description="Further headers, and keys of the body, that name a session, separated by commas: "
+        "x-my-run+x-my-agent,body:metadata.run. The relay reads them.",
     )
     state_url: str = Field(
         EMBEDDED,
@@ -236,6 +242,13 @@ def check_parsers(settings: ServeSettings) -> None:
     """Refuse unknown names of parsers, which a coordinator would refuse; the error lists the known ones."""
     for field, known in PARSER_NAMES.items():
         check_parser(f"ampd serve: --{field.replace('_', '-')}", getattr(settings, field), known())
+
+
+def check_session_names(settings: ServeSettings) -> None:
+    """Refuse names that the relay would refuse, or that nobody would read."""
+    chosen_sources(settings.session_names, "ampd serve")
+    if settings.session_names and not settings.status_relay:
+        raise UserError("ampd serve: --session-names: the relay reads them; leave out --no-status-relay")
 
 
 def check_arguments(settings: ServeSettings) -> None:

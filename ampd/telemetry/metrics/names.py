@@ -171,7 +171,18 @@ SESSIONS_BOUND = _counter("ampd_sessions_bound_total", _COORDINATOR, "Sessions t
 ROUNDS_UNNAMED = _counter(
     "ampd_rounds_without_session_total",
     _COORDINATOR,
-    "Rounds whose client named no session.",
+    "Rounds whose client named no session, and whose prompt continued no earlier one.",
+)
+PREFIX_BREAKS = _histogram(
+    "ampd_prefix_break_tokens",
+    _COORDINATOR,
+    "Rounds that continue no context of their session: where the prompt departs from the nearest one, in tokens.",
+    buckets=(64, 256, 1024, 4096, 16384, 65536),
+)
+SESSIONS_BREAKING = _gauge(
+    "ampd_sessions_prefix_breaking",
+    _COORDINATOR,
+    "Sessions whose prefix breaks in every round: the last three or more, one of them in the last minute.",
 )
 SESSIONS_REPINNED = _counter(
     "ampd_sessions_repinned_total", _COORDINATOR, "Sessions that were moved because their decode worker was lost."

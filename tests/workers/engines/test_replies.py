@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ampd.errors import UserError
-from ampd.keys import session_key
+from ampd.keys import branch_key, session_key
 from workers.engines.replies import Replies
 
 
@@ -29,6 +29,7 @@ def test_a_session_with_lines_of_its_own_has_only_those(tmp_path: Path) -> None:
 
     assert [found("single-1", turn) for turn in range(3)] == ["a", "c", None]
     assert [found(session_key("", "s"), turn) for turn in range(2)] == ["b", None]
+    assert found(branch_key(session_key("", "s")), 0) == "b"
     assert found(session_key("t", "s"), 0, "t") == "b"
     assert found(session_key("", "s"), 0, "t") == "a"
 

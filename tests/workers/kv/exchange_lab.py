@@ -59,7 +59,8 @@ class Rank:
 
     def map(self, number: int, place: Place) -> str:
         try:
-            self.neighbours[number] = StoreMemory.of_neighbour(*place)
+            if not self._memory.map.closed:
+                self.neighbours[number] = StoreMemory.of_neighbour(*place)
         except (OSError, ValueError) as error:
             return str(error)
         return ""
@@ -137,13 +138,16 @@ class Worker:
         keys = page_keys(tokens[:-1], PAGE, tenant="")
         return await self.exchange.fetch(rid, keys, self.exchange.protect(rid, keys), source, timeout_s)
 
-    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The bytes of the records of `keys` that are there."""
-        loadable = self.exchange.store.protect("look", keys)
-        memory, size = self.exchange.store.memory.map, self.geometry.page_bytes
-        found = [memory[offset : offset + size] for offset in loadable.records["kv"].offsets]
+    def offsets(self, keys: Sequence[bytes]) -> Sequence[int]:
+        """Where the records of `keys` that are there lie."""
+        found = self.exchange.store.protect("look", keys).records["kv"].offsets
         self.exchange.store.directory.unprotect("look")
         return found
+
+    def stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The bytes of the records of `keys` that are there."""
+        memory, size = self.exchange.store.memory.map, self.geometry.page_bytes
+        return [memory[offset : offset + size] for offset in self.offsets(keys)]
 
     async def close(self) -> None:
         for rank in self.ranks:

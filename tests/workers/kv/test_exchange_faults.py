@@ -38,6 +38,14 @@ async def test_no_fault_of_the_exchange_makes_a_wrong_page_readable_or_leaves_an
     await World(seed=1, has_checksums=False).run(faults=60)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_checksums", [False, True])
+async def test_nor_of_reads_in_place(has_checksums: bool) -> None:
+    world = World(seed=2, has_checksums=has_checksums, in_place=True)
+    await world.run(faults=60)
+    assert world.done["loaded in place"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(6))
 async def test_nor_do_many(seed: int) -> None:

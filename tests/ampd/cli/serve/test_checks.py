@@ -36,6 +36,14 @@ def test_a_wrong_policy_is_one_line(flags: dict[str, Any], words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_names_of_sessions_need_the_relay_that_reads_them() -> None:
+    checks.check_session_names(ServeSettings(session_names="x-my-run+x-my-agent,body:metadata.run"))
+    with pytest.raises(UserError, match=r"^ampd serve: --session-names: 'a b' is no name"):
+        checks.check_session_names(ServeSettings(session_names="a b"))
+    with pytest.raises(UserError, match=r"^ampd serve: --session-names: the relay reads them"):
+        checks.check_session_names(ServeSettings(session_names="x-my-run", status_relay=False))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

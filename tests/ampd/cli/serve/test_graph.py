@@ -52,6 +52,12 @@ def test_the_frontend_has_a_relay_before_it_unless_it_is_switched_off(argv: tupl
     assert _flags(frontend) == _flags(_specs()[-1])
 
 
+def test_the_relay_gets_further_names_of_sessions() -> None:
+    flags = _flags(_specs("--session-names", "x-my-run")[-1])
+    assert flags[flags.index("--session-names") + 1] == "x-my-run"
+    assert "--session-names" not in _flags(_specs()[-1])
+
+
 @pytest.mark.parametrize("coordinators", ["1", "2"])
 def test_a_frontend_tries_again_and_never_avoids_a_coordinator(coordinators: str) -> None:
     frontend = _specs("--coordinators", coordinators, "--engine", "modelled")[-1]

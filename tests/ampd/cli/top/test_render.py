@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from ampd.cli.top_screen import as_text
-from ampd.types import CoordinatorView, KvWindow, Role, Window, WorkerView
+from ampd.types import BreakingSession, CoordinatorView, KvWindow, Role, Window, WorkerView
 from tests.ampd.cli.top.lab import SLO, snapshot, snapshots, task, window
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -30,7 +30,12 @@ def test_colours_change_no_letter(seen: dict[str, Any], width: int) -> None:
     assert [line.rstrip() for line in plain.split("\n")] == as_text(seen, width).split("\n")
 
 
-def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str, Any]:
+BREAKING = BreakingSession("b" * 32, 5, 12, 4_000)
+
+
+def healthy(
+    met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1, breaking: tuple[BreakingSession, ...] = ()
+) -> dict[str, Any]:
     served = window(
         {"met": met, "missed-ttft": 20 - met},
         {"local on-time": 15, "remote fewest-late": 5},
@@ -51,7 +56,17 @@ def healthy(met: int = 19, itl_s: float = 0.02, ttft_s: float = 0.1) -> dict[str
         ),
         WorkerView("p" * 16, Role.PREFILL, queue=(task(1234),), ttft=Window(ttft_s, 3)),
     ]
-    return snapshot(workers, [CoordinatorView("c" * 16, SLO, "ampd", "least-kv", "static", window=served)])
+    coordinator = CoordinatorView(
+        "c" * 16,
+        SLO,
+        "ampd",
+        "least-kv",
+        "static",
+        window=served,
+        breaking=breaking,
+        breaking_sessions=2 * len(breaking),
+    )
+    return snapshot(workers, [coordinator])
 
 
 def test_everything_that_matters_fits_into_eighty_columns() -> None:
@@ -140,3 +155,8 @@ def test_rounds_without_a_session_are_named_at_eighty_columns() -> None:
         served = window({"met": 40}, bound=12, unnamed=unnamed)
         text = as_text(snapshot([], [CoordinatorView("c", SLO, window=served)]), 80)
         assert ("25 rounds without a session" in text) is bool(unnamed)
+
+
+def test_sessions_whose_prefix_breaks_are_listed() -> None:
+    text = as_text(healthy(breaking=(BREAKING,)), 120)
+    assert "prefix breaks in every round: 2 sessions!; bbbbbbbb at token 12 of 4000" in text

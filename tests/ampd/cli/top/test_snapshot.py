@@ -133,6 +133,8 @@ def test_sessions_are_counted_once_and_by_decode_workers() -> None:
             {"session_id": "a", "worker_id": "d2", "tokens": 30},
             {"session_id": "a", "worker_id": "d1", "tokens": 10},
         ],
+        "breaking": 0,
+        "worst_breaking": [],
     }
     assert [(row["worker_id"], row["sessions_held"], row["session_tokens"]) for row in seen["workers"]] == [
         ("d1", 2, 60),
