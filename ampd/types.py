@@ -232,7 +232,7 @@ class RunningRound:
 class QueueRest:
     """The prefills of a queue that its view does not list: how many, and their sums."""
 
-    tasks: Count = 0
+    tasks: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     hist_tokens: Count = 0
     incr_tokens: Count = 0
 

@@ -90,6 +90,8 @@ class SessionControl:
         key, client_id, tenant = (request.get(name) for name in ("session_key", "session_id", "tenant"))
         if not all(isinstance(part, str | None) for part in (key, client_id, tenant)) or bool(key) == bool(client_id):
             raise ValueError("name the session by session_id (and tenant), or by session_key; all are text")
+        if key and not is_session_key(key):
+            raise ValueError("session_key must be a name of 32 hexadecimal digits")
         if client_id:
             hashed = session_key(tenant or "", client_id)
             binding = await self._store.binding(hashed)

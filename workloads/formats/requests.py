@@ -393,4 +393,5 @@ def _listed(text: str, key: str) -> int | None:
 
 def _quoted(text: str, before: str) -> str | None:
     match = re.search(re.escape(before) + _QUOTED, text)
-    return str(ast.literal_eval(match[1])) if match else None
+    # A null byte, which no log writes, has no place in a literal.
+    return str(ast.literal_eval(match[1].replace("\0", ""))) if match else None

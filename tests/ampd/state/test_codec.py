@@ -64,7 +64,7 @@ views = st.builds(
     texts,
     counts,
     counts,
-    st.just(QueueRest()) | st.builds(QueueRest, st.integers(1, 1 << 40), counts, counts),
+    st.just(QueueRest()) | st.builds(QueueRest, st.integers(1, 1 << 20), counts, counts),
     st.just(KvWindow()) | st.builds(KvWindow, counts, counts, counts, counts, counts, counts, seconds),
     st.dictionaries(texts, counts, max_size=4),
 )
