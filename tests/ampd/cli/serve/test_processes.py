@@ -1,5 +1,6 @@
 import os
 import shutil
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,7 +92,7 @@ def test_children_end_when_their_supervisor_is_killed(tmp_path: Path, hangs: boo
         "import sys, time\nfrom pathlib import Path\n"
         "from ampd.cli.serve.processes import ProcessSpec, Supervisor\n"
         f"s = Supervisor(Path({str(tmp_path)!r}))\n"
-        "s.start(ProcessSpec('child', ('sleep', '1000')))\n"
+        f"s.start(ProcessSpec('child', ({shutil.which('sleep')!r}, '1000')))\n"
         "print(s._children[0].process.pid, flush=True)\ntime.sleep(1000)\n"
     )
     with subprocess.Popen(_python(parent), stdout=subprocess.PIPE, text=True) as process:
