@@ -469,7 +469,7 @@ class Allow(Struct, tag=True, frozen=True):
     call: int
     rid: str
     records: dict[str, Records]
-    until_s: float = math.inf
+    until_s: Annotated[float, Meta(ge=0)] = math.inf
 
 
 class Drop(Struct, tag=True, frozen=True):
