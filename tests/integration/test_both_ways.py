@@ -33,16 +33,23 @@ from tests.waiting import PATIENCE_S, until
 pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 
 HOST = "127.0.0.1"
-PROMPT = [5 + position % 300 for position in range(80)]
+
+
+def prompt(number: int) -> list[int]:
+    """Sessions share no prefix, because it takes a while until a coordinator knows of one."""
+    return [5 + number + position % 300 for position in range(80)]
+
+
+PROMPT = prompt(0)
 ROUNDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("first", {"prompt": PROMPT, "max_tokens": 8}),
     ("first", {"prompt": PROMPT * 2, "max_tokens": 8, "stream": True}),
-    ("local", {"prompt": PROMPT, "max_tokens": 8, "presence_penalty": 0.5}),
-    ("two choices", {"prompt": PROMPT, "max_tokens": 8, "n": 2}),
-    ("one token", {"prompt": PROMPT, "max_tokens": 1}),
-    ("one token", {"prompt": PROMPT * 2, "max_tokens": 8}),
-    ("log-probabilities", {"prompt": PROMPT, "max_tokens": 4, "logprobs": 2, "stream": True}),
-    ("", {"prompt": PROMPT, "max_tokens": 4}),
+    ("local", {"prompt": prompt(1), "max_tokens": 8, "presence_penalty": 0.5}),
+    ("two choices", {"prompt": prompt(2), "max_tokens": 8, "n": 2}),
+    ("one token", {"prompt": prompt(3), "max_tokens": 1}),
+    ("one token", {"prompt": prompt(3) * 2, "max_tokens": 8}),
+    ("log-probabilities", {"prompt": prompt(4), "max_tokens": 4, "logprobs": 2, "stream": True}),
+    ("", {"prompt": prompt(5), "max_tokens": 4}),
     ("too long", {"prompt": PROMPT * 40, "max_tokens": 4}),
     ("wrong", {"prompt": PROMPT, "max_tokens": 4, "nvext": {"annotations": ["ttft_target:never"]}}),
 )

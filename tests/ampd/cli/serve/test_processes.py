@@ -1,6 +1,5 @@
 import os
 import shutil
-import shutil
 import signal
 import subprocess
 import sys
