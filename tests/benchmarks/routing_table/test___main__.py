@@ -45,6 +45,12 @@ def test_it_writes_a_table_that_simulate_takes(tmp_path: Path, capsys: pytest.Ca
                 "ampd",
                 "--slicing",
                 "whole",
+                "--pools",
+                "static",
+                "--max-wait",
+                "0",
+                "--kv-store-gib-per-gpu",
+                "0",
             ]
         )
         == 0
