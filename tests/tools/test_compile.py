@@ -172,7 +172,7 @@ def test_compiled_simulations_and_plans_equal_the_interpreted_ones(copy: Path) -
     compiled = digests(copy)
     assert compiled["state"] == "compiled"
     # A change of one source, and nothing of the build is used.
-    with (copy / "ampd" / "policies" / "capacity.py").open("a") as source:
+    with (copy / "ampd" / "policies" / "estimates.py").open("a") as source:
         source.write("\n")
     interpreted = digests(copy)
     assert interpreted["state"] == "pure Python: ampd.policies.estimates differs from what was built (make compiled)"
