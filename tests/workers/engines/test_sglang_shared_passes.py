@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
+from ampd.keys import pack_tokens
 from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import MixedPassCosts, write_profile
 from ampd.policies.registry import MODULES_VARIABLE, SLICING
@@ -293,7 +294,7 @@ async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sha
     # As a coordinator sends it: its history is what there was before the round.
     stops: dict[str, Any] = {**PLAIN["stop_conditions"], "max_tokens": NEW}
     over: Any = message(handed[:-1], NEW, "over", source="gone", **PLAIN | {"stop_conditions": stops})
-    over["token_ids"] = handed
+    over["prompt"] = pack_tokens(handed)
     async with sharer.streaming(task=told(64)):
         task = told(16) if has_begun else told(336, after=120)
         prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, task=task))
