@@ -39,6 +39,10 @@ class BoundedGrammar(GuidanceGrammar):  # type: ignore[misc]
     """Masks of both kinds have the same bits. llguidance's own function is compiled at its first call. That needs a C++
     compiler, and the scheduler stands still for seconds."""
 
+    def __repr__(self) -> str:
+        """Without an address: SGLang's check that ranks agree compares the texts of requests."""
+        return type(self).__name__
+
     def accept_token(self, token: int) -> None:
         """Accept a token. Raises `ValueError`, on which SGLang ends the request: a limit was met."""
         self._refuse_at_limit()
