@@ -2,7 +2,7 @@
 
 An agent sends its whole history in each round. If the frontend refuses one message of it, the session is lost. So a
 request that was refused is read here, and sent again if something was mended. What cannot be mended is refused with a
-reason that names the message. A request that is served is never read.
+reason that names the message. Of the requests that are served only those are read that have items which Dynamo loses.
 """
 
 from __future__ import annotations
@@ -106,6 +106,17 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([ -~]*?)"')
 
 def _known_model(name: str, aliases: Sequence[tuple[str, str]]) -> str | None:
     return next((known for pattern, known in aliases if name != known and fnmatchcase(name, pattern)), None)
+
+
+_LOST_ITEMS = re.compile(
+    rb'"type"\s*:\s*"(?:custom_tool_call|local_shell_call|shell_call|apply_patch_call|item_reference|compaction)'
+)
+"""Items that the frontend takes and leaves out, so that the model would not see what its tools have done."""
+
+
+def loses_items(path: str, body: bytes) -> bool:
+    """Whether a request must be mended before the frontend gets it."""
+    return path == RESPONSES and _LOST_ITEMS.search(body) is not None
 
 
 def stops_made_visible(path: str, body: bytes) -> tuple[bytes, tuple[str, ...]]:
@@ -599,10 +610,9 @@ def _nothing(_item: _Object, _place: str) -> None:
 
 _READ_BY_DYNAMO = frozenset(
     (
-        "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "compaction", "computer_call",
-        "computer_call_output", "file_search_call", "image_generation_call", "item_reference",
-        "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "reasoning", "shell_call",
-        "shell_call_output", "tool_search_call", "tool_search_output",
+        "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
+        "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "reasoning", "tool_search_call",
+        "tool_search_output",
     )
 )  # fmt: skip
 
@@ -614,6 +624,10 @@ _ITEMS: Mapping[str, Callable[[_Object, str], _Object | None]] = {
     "custom_tool_call_output": _other_output,
     "local_shell_call": _other_call("local_shell", "action"),
     "local_shell_call_output": _other_output,
+    "shell_call": _other_call("shell", "action"),
+    "shell_call_output": _other_output,
+    "apply_patch_call": _other_call("apply_patch", "operation"),
+    "apply_patch_call_output": _other_output,
     "web_search_call": _nothing,
     "ghost_snapshot": _nothing,
 }

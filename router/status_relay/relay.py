@@ -38,7 +38,13 @@ from router.status_relay.api import (
 )
 from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_body
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
-from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible, with_known_model
+from router.status_relay.mending import (
+    CannotMendError,
+    loses_items,
+    mended_request,
+    stops_made_visible,
+    with_known_model,
+)
 from router.status_relay.sessions import SOURCES, SessionNames, Source, without_changing_line
 
 _OF_ONE_CONNECTION = frozenset(
@@ -259,6 +265,11 @@ class Relay:
         if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
             waiting.begin()
         mends = 0
+        if loses_items(request.path, body):
+            try:
+                body = mended_request(request.path, body, "") or body
+            except CannotMendError as error:
+                return error_response(request.path, Refused(_WRONG, str(error)))
         while True:
             sent, stops = stops_made_visible(request.path, body)
             async with self._asked(request, url, session, sent) as answer:

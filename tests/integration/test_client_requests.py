@@ -112,6 +112,26 @@ async def test_a_history_is_mended(client: httpx.AsyncClient, path: str, message
     assert answer.status_code == 200, answer.text
 
 
+LOST = [
+    [
+        {"type": f"{kind}_call", "id": "i", "call_id": "c", "status": "completed", **call},
+        {"type": f"{kind}_call_output", "id": "o", "call_id": "c", "output": "word " * 50},
+    ]
+    for kind, call in (
+        ("custom_tool", {"name": "patch", "input": "x"}),
+        ("local_shell", {"action": {"type": "exec", "command": ["ls"], "env": {}}}),
+    )
+]
+
+
+@pytest.mark.parametrize("items", LOST, ids=["custom tool", "local shell"])
+async def test_an_item_that_dynamo_leaves_out_reaches_the_model(
+    client: httpx.AsyncClient, items: list[dict[str, Any]]
+) -> None:
+    bare, whole = [(await ask(client, RESPONSES, history(RESPONSES, each))).json() for each in ([], items)]
+    assert whole["usage"]["input_tokens"] > bare["usage"]["input_tokens"] + 50
+
+
 PARAMETERS: list[dict[str, Any]] = [
     {"reasoning": {"effort": "high"}, "verbosity": "low", "enable_thinking": False, "prompt_cache_retention": "24h"},
     {"stop": [], "stream_options": {"include_usage": True}, "cache_control": {"type": "ephemeral"}, "tools": []},

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from router.status_relay.mending import CannotMendError, mended_request, stops_made_visible, with_known_model
+from router.status_relay.mending import (
+    CannotMendError,
+    loses_items,
+    mended_request,
+    stops_made_visible,
+    with_known_model,
+)
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 USER = {"role": "user", "content": "hello"}
@@ -200,6 +206,18 @@ def test_the_picture_that_a_model_of_text_cannot_see_is_named() -> None:
             {"type": "local_shell_call_output", "id": "c", "output": "x"},
             {"type": "function_call_output", "call_id": "c", "output": "x"},
         ),
+        (
+            {"type": "shell_call", "id": "i", "call_id": "c", "action": {"commands": ["ls"]}},
+            {"type": "function_call", "call_id": "c", "name": "shell", "arguments": '{"commands": ["ls"]}'},
+        ),
+        (
+            {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file"}},
+            {"type": "function_call", "call_id": "c", "name": "apply_patch", "arguments": '{"type": "delete_file"}'},
+        ),
+        (
+            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "x"}]},
+            {"type": "function_call_output", "call_id": "c", "output": '[{"stdout": "x"}]'},
+        ),
         ({"type": "function_call_output", "call_id": "c", "output": None}, {"output": ""}),
         ({"role": "assistant", "content": [TEXT]}, {"role": "assistant", "content": "four"}),
         ({"role": "user", "content": [TEXT]}, {"role": "user", "content": [{"type": "input_text", "text": "four"}]}),
@@ -208,6 +226,19 @@ def test_the_picture_that_a_model_of_text_cannot_see_is_named() -> None:
 def test_items_that_dynamo_does_not_know(item: dict[str, Any], read: dict[str, Any] | None) -> None:
     found = mended(RESPONSES, {"input": [item, USER]})["input"][:-1]
     assert found == ([] if read is None else [{**(item if "output" in read and len(read) == 1 else {}), **read}])
+
+
+@pytest.mark.parametrize("kind", ["item_reference", "compaction"])
+def test_an_item_that_only_its_provider_can_read_is_named(kind: str) -> None:
+    body = json.dumps({"input": [USER, {"type": kind, "id": "i"}]}).encode()
+    assert loses_items(RESPONSES, body)
+    with pytest.raises(CannotMendError, match=rf"input\[1\]: .*{kind}"):
+        mended_request(RESPONSES, body, "")
+
+
+def test_a_text_that_names_such_an_item_loses_nothing() -> None:
+    quoted = json.dumps({"type": "shell_call"})
+    assert not loses_items(RESPONSES, json.dumps({"input": [{"role": "user", "content": quoted}]}).encode())
 
 
 def parameters(**sent: Any) -> dict[str, Any]:
