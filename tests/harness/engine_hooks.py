@@ -218,7 +218,7 @@ def write_late(notes: str, page_tokens: int) -> None:
         make(self, *args, **more | {"on_gpu": True})
 
     def start_and_wait(self: Any) -> Any:
-        step.loads({page for load in self._queued.values() for page in load["kv"][0]}, page_tokens)
+        step.loads({page for load, _ in self._queued.values() for page in load["kv"][0]}, page_tokens)
         copied.clear()
         index = start(self)
         if index >= 0:
