@@ -214,7 +214,8 @@ def _rounds(result: Result, suffix: str) -> list[Section]:
     if not sample:
         return []
     levels = [(slo["ttft"] * _MS, "target")] if slo else []
-    part = f" ({len(sample)} of {result['rounds'] + result['errors']} rounds)" if len(sample) < result["rounds"] else ""
+    whole = result["rounds"] + result["errors"]
+    part = f" {len(sample)} of the {whole} rounds are drawn." if len(sample) < result["rounds"] else ""
     chart = Chart("sent at, seconds", "TTFT, ms", _scattered(sample), levels, is_log=True, height=260)
     text = [f"Hollow: the round missed a target.{part}"]
     found = [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
