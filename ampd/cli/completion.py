@@ -47,7 +47,7 @@ def run(argv: Sequence[str], helps: Callable[[list[str]], str] | None = None) ->
 
 
 def _words(command: list[str], helps: Callable[[list[str]], str]) -> dict[str, list[str]]:
-    """What may follow a command, for it and all below it: "", "serve", "trace convert", ..."""
+    """The words that may follow each command: "", "serve", "trace convert", ..."""
     text = helps(command)
     below = re.findall(r"^  ([a-z]+) ", text, re.MULTILINE) if " COMMAND ..." in text else []
     options = "".join(re.findall(r"^  +(?:-\w[^-]*, )?--.*?(?:  |$)", text, re.MULTILINE))

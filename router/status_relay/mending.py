@@ -108,9 +108,7 @@ def _known_model(name: str, aliases: Sequence[tuple[str, str]]) -> str | None:
     return next((known for pattern, known in aliases if name != known and fnmatchcase(name, pattern)), None)
 
 
-_LOST_ITEMS = re.compile(
-    rb'"type"\s*:\s*"(?:custom_tool_call|local_shell_call|shell_call|apply_patch_call|item_reference|compaction)'
-)
+_LOST_ITEMS = re.compile(rb'"type"\s*:\s*"((custom_tool|(local_)?shell|apply_patch)_call|item_reference|compaction)')
 """Items that the frontend takes and leaves out, so that the model would not see what its tools have done."""
 
 

@@ -264,23 +264,22 @@ class Relay:
         body = with_known_model(without_changing_line(body), self._aliases)
         if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
             waiting.begin()
-        mends = 0
+        try:
+            return await self._mended(request, url, session, body)
+        except CannotMendError as error:
+            return error_response(request.path, Refused(_WRONG, str(error)))
+
+    async def _mended(self, request: web.Request, url: URL, session: str, body: bytes) -> web.StreamResponse:
         if loses_items(request.path, body):
-            try:
-                body = mended_request(request.path, body, "") or body
-            except CannotMendError as error:
-                return error_response(request.path, Refused(_WRONG, str(error)))
+            body = mended_request(request.path, body, "") or body
+        mends = 0
         while True:
             sent, stops = stops_made_visible(request.path, body)
             async with self._asked(request, url, session, sent) as answer:
                 if answer.status not in _REFUSED or mends == _MOST_MENDS:
                     sent = body = b""
                     return await self._told(request, answer, stops)
-                try:
-                    mended = mended_request(request.path, body, error_message(await answer.read()) or "")
-                except CannotMendError as error:
-                    return error_response(request.path, Refused(_WRONG, str(error)))
-                if mended is None:
+                if (mended := mended_request(request.path, body, error_message(await answer.read()) or "")) is None:
                     return await self._told(request, answer)
             body, mends = mended, mends + 1
 

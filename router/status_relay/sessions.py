@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -146,12 +147,17 @@ def _keys(path: str) -> list[str]:
     return path.removeprefix(BODY).split(".")
 
 
+@cache
+def _form(name: str) -> re.Pattern[str]:
+    """The headers that a name with a free part stands for."""
+    return re.compile(re.escape(name).replace(re.escape(_FREE), "[a-z0-9-]+"))
+
+
 def _values(headers: CIMultiDictProxy[str], name: str) -> Iterator[str]:
     """The values of a header that are not empty: of one header only the first value counts, as for Dynamo."""
     names = [name]
     if _FREE in name:
-        form = re.compile(re.escape(name).replace(re.escape(_FREE), "[a-z0-9-]+"))
-        names = [each for each in map(str.lower, headers) if form.fullmatch(each) and "parent" not in each]
+        names = [each for each in map(str.lower, headers) if _form(name).fullmatch(each) and "parent" not in each]
     for each in names:
         if value := headers.get(each, "").strip():
             yield value
