@@ -170,8 +170,6 @@ class Coordinator:
     def store_answered(self) -> None:
         """The shared state takes writes: rounds use it again if they had lost it."""
         self._services.placer.store_answered()
-        if self._services.access.undeleted:
-            self._background.spawn(self._services.access.delete_bindings())
 
     async def start(self, keys: tuple[bytes, ...] = ()) -> None:
         """Connect to the shared state, and listen to workers.

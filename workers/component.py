@@ -45,6 +45,7 @@ from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.round_ends import RoundEnds
+from workers.session_releaser import SessionEnds
 from workers.settings import PROG, WorkerSettings
 
 # -- The metrics of a worker that are read from its parts at each scrape; `worker_recorder` counts the others.
@@ -172,7 +173,10 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         ends.start()
         stack.push_async_callback(ends.stop)
         context_limit = engine.info.max_context_tokens
-        answering = ClientRounds(worker_id, parts.rounds, peers, ends, settings.stream_tokens, context_limit)
+        sessions = SessionEnds(store, worker_id)
+        sessions.start()
+        stack.push_async_callback(sessions.stop)
+        answering = ClientRounds(worker_id, parts.rounds, peers, ends, sessions, settings.stream_tokens, context_limit)
         _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
         _start_in_background("session-sweeper", parts.sessions.run, stack)
         _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
