@@ -16,7 +16,7 @@ from ampd.reports.page import write_page
 from ampd.settings import Settings, parse_settings
 from planner.layout.layout import layout_label
 from planner.reports import write_plan_report, write_simulation_report
-from workloads.report import figures, sections, write_replay_report
+from workloads.report import figures_table, sections, write_replay_report
 from workloads.trace import parse_json
 
 PROG = "ampd compare"
@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _compare(documents: dict[Path, dict[str, Any]], report: Path | None) -> None:
     if runs := _runs(documents):
-        print(_table([["", *runs], *figures(runs)]))
+        print(figures_table(runs))
     if report is None:
         return
     if len(documents) == 1:
@@ -102,14 +102,3 @@ def _runs_of(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         (result["label"] + (f" at {result['rate']:g}/s" if len(rates) > 1 else ""), result)
         for result in document["results"]
     ]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

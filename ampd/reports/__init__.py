@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, in columns. The first one begins at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    )
+
 
 def format_share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}%}"

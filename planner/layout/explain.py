@@ -90,7 +90,7 @@ def sentences(plan: Plan, case: PlanCase, left_out: Mapping[int, str], slack: Sl
     for reason in dict.fromkeys(left_out.values()):
         degrees = ", ".join(f"TP{degree}" for degree in left_out if left_out[degree] == reason)
         lines.append(f"{degrees} left out: {reason}.")
-    lines.append(_found(plan, case))
+    lines.append(answer(plan, case))
     if slack is not None:
         best = plan.layouts[0]
         lines += [_attained(plan, best), _binds(slack, best, plan, case)]
@@ -103,23 +103,6 @@ def sentences(plan: Plan, case: PlanCase, left_out: Mapping[int, str], slack: Sl
     if plan.stopped:
         lines.append(f"The search ended early, because {plan.stopped}: this is what was found until then.")
     return lines
-
-
-def summary(plan: Plan, case: PlanCase) -> str:
-    """The answer in one line: GPUs, layout, what it carries, and whether it has a reserve."""
-    if not plan.layouts:
-        return _found(plan, case)
-    best = plan.layouts[0]
-    rate = rate_text(plan.rate)
-    if not plan.carries:
-        outcome = f"does not carry {rate} sessions/s"
-        if best.seeds:
-            outcome = f"carries {format_number(best.most)} sessions/s, less than {rate}"
-    else:
-        outcome = f"carries {rate} sessions/s"
-        if best.seeds:
-            outcome += ", and 20 % more load too" if best.most >= MORE_LOAD * plan.rate else ", but not 20 % more load"
-    return f"{gpus_text(best.layout.gpus)}: {best.layout}; {outcome}."
 
 
 def shortfall(headroom: float | None, attainment: float) -> str:
@@ -139,7 +122,8 @@ def rate_text(rate: float) -> str:
     return format_number(rate, 6)
 
 
-def _found(plan: Plan, case: PlanCase) -> str:
+def answer(plan: Plan, case: PlanCase) -> str:
+    """The answer in one line: the layout, and what it carries."""
     wanted = f"{case.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if not plan.layouts:
         return f"No layout of {gpus_text(case.gpus)} carries any rate that was tried with {wanted}."
