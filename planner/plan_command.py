@@ -227,7 +227,6 @@ def planned(
         "summary": answer(plan, case),
         "explanation": sentences(plan, case, left_out, slacks[0] if slacks else None),
         "meets_slo": plan.carries,
-        "next_step": _next_step(plan, case, settings),
         "more_load": _more_load(plan),
         "series": {"tried": _tried(plan, case)},
         "attainment_level": case.attainment,
@@ -336,20 +335,6 @@ def _more_load(plan: Plan) -> dict[str, Any] | None:
         "attainment": asdict(Figure.of([trial.met for trial in trials], most=1.0)),
         "sessions_in_time": fmean(trial.in_time for trial in trials),
         "carries": plan.layouts[0].most >= rate,
-    }
-
-
-def _next_step(plan: Plan, case: PlanCase, settings: PlanSettings) -> dict[str, Any] | None:
-    step = plan.next_step
-    if step is None:
-        return None
-    return {
-        "more_gpus": step.more_gpus,
-        **step.best.layout.as_dict(),
-        "objective": p95_over_target(step.best, plan.rate, case),
-        "headroom": headroom_of(step.best, plan.rate),
-        "gain": asdict(step.gain),
-        **_cost(step.best, plan.rate, settings),
     }
 
 

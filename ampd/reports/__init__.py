@@ -22,12 +22,12 @@ def format_ms(value_s: float | None, digits: int = 1) -> str:
     return "-" if value_s is None else f"{value_s * 1e3:,.{digits}f}"
 
 
-def format_number(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """A number with so many significant digits, and with all digits before the point; `sign`: as of a format."""
+def format_number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, and with all digits before the point."""
     if value is None:
         return "-"
-    text = f"{value:{sign}.{digits}g}"
-    return f"{value:{sign}.0f}" if "e+" in text else text
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
 
 
 def format_bytes(count: float | None) -> str:

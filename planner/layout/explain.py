@@ -1,4 +1,4 @@
-"""Explains a plan in a few sentences: what was found, how sure it is, what limits it, and what more GPUs would buy."""
+"""Explains a plan in a few sentences: what was found, how sure it is and what limits it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ampd.reports import format_number
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.fluid import Demand, memory_needs
 from planner.layout.layout import PlanCase
-from planner.layout.plan import MORE_LOAD, NextStep, Plan
+from planner.layout.plan import MORE_LOAD, Plan
 from planner.layout.trial import Trial
 
 BINDS = {
@@ -98,8 +98,6 @@ def sentences(plan: Plan, case: PlanCase, left_out: Mapping[int, str], slack: Sl
             share = Figure.of([trial.met for trial in more], most=1.0)
             carried = "is carried too" if best.most >= MORE_LOAD * plan.rate else "is not carried"
             lines.append(f"20 % more load {carried}: {_share(share)} of the rounds are attained then.")
-    if plan.next_step is not None:
-        lines.append(_next(plan.next_step))
     if plan.stopped:
         lines.append(f"The search ended early, because {plan.stopped}: this is what was found until then.")
     return lines
@@ -199,16 +197,6 @@ def _first_failure(best: Candidate, plan_rate: float) -> tuple[float, Trial] | N
     return next(failing, None)
 
 
-def _next(step: NextStep) -> str:
-    gain = step.gain
-    between = "" if gain.low is None or gain.high is None else f" ({_gain(gain.low)} to {_gain(gain.high)})"
-    unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
-    return (
-        f"The next {gpus_text(step.more_gpus)} would buy {_gain(gain.mean)} sessions/s{between}{unsure}, with "
-        f"{step.best.layout}."
-    )
-
-
 def _share(figure: Figure) -> str:
     if figure.low is None or figure.high is None:
         return f"{figure.mean:.1%}"
@@ -218,10 +206,6 @@ def _share(figure: Figure) -> str:
 def _rate(figure: Figure) -> str:
     mean, low, high = (format_number(value) for value in (figure.mean, figure.low, figure.high))
     return mean if figure.low is None else f"{mean} ({low} to {high}, {figure.seeds} seeds)"
-
-
-def _gain(sessions_per_s: float) -> str:
-    return format_number(sessions_per_s, 2, "+")
 
 
 def _over(target_s: float, seconds: float | None) -> float | None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.layout.candidate import CHOOSING, Candidate, Figure
+from planner.layout.candidate import CHOOSING, Candidate
 from planner.layout.explain import answer, headroom_of, p95_over_target, sentences, shortfall, slack_of
 from planner.layout.fluid import Demand
 from planner.layout.layout import Layout
-from planner.layout.plan import NextStep, Plan
+from planner.layout.plan import Plan
 from planner.layout.trial import Trial
 
 from .lab import CASE
@@ -164,15 +164,6 @@ def test_more_load_is_said_to_be_carried_or_not() -> None:
     less = best((2.0, FINE), (2.4, LATE))
     assert "20 % more load is not carried: 80.0%" in explained(plan(less))
     assert "20 % more load" not in explained(plan(BEST)), "it was not simulated"
-
-
-def test_the_gain_of_the_next_gpus_is_said_with_its_interval() -> None:
-    def next_of(gain: Figure) -> str:
-        return explained(plan(BEST, next_step=NextStep(1, BEST, gain)))
-
-    assert "The next 1 GPU would buy +0.4 sessions/s (+0.2 to +0.6), with" in next_of(Figure(0.4, 0.2, 0.6, 3))
-    assert "which may be chance" in next_of(Figure(0.4, -0.2, 1.0, 3))
-    assert "+123 sessions/s (+99 to +147)" in next_of(Figure(123.4, 98.6, 147.2, 3))
 
 
 def test_the_time_between_tokens_is_that_which_rounds_are_judged_by() -> None:
