@@ -16,14 +16,13 @@ from ampd.documents import check_writable, dumped
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
-from ampd.reports import format_number, format_share
+from ampd.reports import counted, format_number, format_share
 from ampd.settings import parse_settings
 from ampd.types import MAX_WAIT, Parallelism
 from planner.case_settings import Limit, PlanSettings, misfits, provenance_of
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.explain import (
     Slack,
-    gpus_text,
     headroom_of,
     p95_over_target,
     rate_text,
@@ -372,7 +371,7 @@ def plan_table(result: dict[str, Any]) -> str:
     slo = result["slo"]
     rate = rate_text(result["rate"])
     title = (
-        f"{gpus_text(result['gpus'])}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"{counted(result['gpus'], 'GPU')}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
     )
     written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []

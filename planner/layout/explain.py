@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampd.reports import format_number
+from ampd.reports import counted, format_number
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.fluid import Demand, memory_needs
 from planner.layout.layout import PlanCase
@@ -119,7 +119,7 @@ def summary(plan: Plan, case: PlanCase) -> str:
         outcome = f"carries {rate} sessions/s"
         if best.seeds:
             outcome += ", and 20 % more load too" if best.most >= MORE_LOAD * plan.rate else ", but not 20 % more load"
-    return f"{gpus_text(best.layout.gpus)}: {best.layout}; {outcome}."
+    return f"{counted(best.layout.gpus, 'GPU')}: {best.layout}; {outcome}."
 
 
 def shortfall(headroom: float | None, attainment: float) -> str:
@@ -127,11 +127,6 @@ def shortfall(headroom: float | None, attainment: float) -> str:
     if headroom is not None and 0 < headroom < 1:
         return f"carries {headroom:.0%} of the rate, and attains {attainment:.1%} of the rounds"
     return f"attains {attainment:.1%} of the rounds"
-
-
-def gpus_text(count: int) -> str:
-    """A number of GPUs in words."""
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def rate_text(rate: float) -> str:
@@ -142,7 +137,7 @@ def rate_text(rate: float) -> str:
 def _found(plan: Plan, case: PlanCase) -> str:
     wanted = f"{case.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if not plan.layouts:
-        return f"No layout of {gpus_text(case.gpus)} carries any rate that was tried with {wanted}."
+        return f"No layout of {counted(case.gpus, 'GPU')} carries any rate that was tried with {wanted}."
     best = plan.layouts[0]
     part = ""
     if plan.scale > 1:
@@ -152,12 +147,12 @@ def _found(plan: Plan, case: PlanCase) -> str:
     if plan.has_fewest_gpus and plan.carries:
         return f"{best.layout} has the fewest GPUs that were found to carry {rate}: {wanted}.{part}"
     if plan.carries and best.seeds:
-        return f"{best.layout} carries the most that was found on {gpus_text(case.gpus)}: {wanted}.{part}"
+        return f"{best.layout} carries the most that was found on {counted(case.gpus, 'GPU')}: {wanted}.{part}"
     if plan.carries:
         return f"{best.layout} carries {rate} in one simulation: {wanted}.{part}"
     miss = shortfall(headroom_of(best, plan.rate), best.attainment(plan.rate).mean)
     return (
-        f"No layout of {gpus_text(case.gpus)} was found to carry {rate} with {wanted}. "
+        f"No layout of {counted(case.gpus, 'GPU')} was found to carry {rate} with {wanted}. "
         f"The closest one, {best.layout}, {miss}.{part}"
     )
 
@@ -220,7 +215,7 @@ def _next(step: NextStep) -> str:
     between = "" if gain.low is None or gain.high is None else f" ({_gain(gain.low)} to {_gain(gain.high)})"
     unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
     return (
-        f"The next {gpus_text(step.more_gpus)} would buy {_gain(gain.mean)} sessions/s{between}{unsure}, with "
+        f"The next {counted(step.more_gpus, 'GPU')} would buy {_gain(gain.mean)} sessions/s{between}{unsure}, with "
         f"{step.best.layout}."
     )
 

@@ -27,7 +27,7 @@ def test_latencies_are_in_milliseconds_and_shares_are_named() -> None:
         "s", 0, 0.0, PromptTokens(0, 1), output_tokens=2, ttft_s=0.25, gaps_s=[0.05], e2e_s=0.3, decision=decision
     )
     lines = lines_of([record], SLO, [])
-    assert lines[0] == "1 sessions, 1 rounds, 2 tokens generated in 2.0 s, 0 errors"
+    assert lines[0] == "1 session, 1 round, 2 tokens generated in 2.0 s, 0 errors"
     (ttft,) = [line for line in lines if line.startswith("TTFT")]
     assert ttft.split()[1:] == ["250.0"] * 4
     assert any("100.0% of rounds, 100.0% of sessions (TTFT 1000 ms, ITL 100 ms)" in line for line in lines)
