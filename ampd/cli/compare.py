@@ -71,7 +71,7 @@ def _kinds(documents: dict[Path, dict[str, Any]]) -> str:
     if len(set(kinds.values())) == 1:
         return ""
     told = ", ".join(f"{path} is a {kind}" for path, kind in kinds.items())
-    return f"\n\n{told}. The figures of a plan are of its simulation at the rate that was asked; only a replay is measured."
+    return f"\n\n{told}. The figures of a plan are of its simulation at the rate that was asked."
 
 
 def _document(path: Path) -> dict[str, Any]:
