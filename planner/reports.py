@@ -32,9 +32,7 @@ _PLAN_HEAD = (
     "local",
     "GPU hours per 1000 sessions",
 )
-_HOURS = (
-    "GPU hours are for the plan's rate, or for the rate that the layout carries if that is less. A dash: unknown."
-)
+_HOURS = "GPU hours are for the plan's rate, or for the rate that the layout carries if that is less. A dash: unknown."
 
 _CURVES = (
     "A full mark is a rate that is carried. An empty one is not: here or in the other chart it is below the level, or "
