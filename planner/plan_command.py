@@ -17,7 +17,7 @@ from ampd.documents import check_writable
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
-from ampd.reports import format_number, format_share, text_table
+from ampd.reports import counted, format_number, format_share, text_table
 from ampd.settings import parse_settings
 from ampd.types import MAX_WAIT, Parallelism
 from planner.case_settings import Limit, PlanSettings, misfits, provenance_of
@@ -25,7 +25,6 @@ from planner.layout.candidate import Candidate, Figure
 from planner.layout.explain import (
     Slack,
     answer,
-    gpus_text,
     headroom_of,
     p95_over_target,
     rate_text,
@@ -353,7 +352,7 @@ def plan_table(result: dict[str, Any]) -> str:
     slo = result["slo"]
     rate = rate_text(result["rate"])
     title = (
-        f"{gpus_text(result['gpus'])}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"{counted(result['gpus'], 'GPU')}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
     )
     written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampd.reports import format_ms, format_number, format_share
+from ampd.reports import counted, format_ms, format_number, format_share
 from ampd.reports.page import Chart, Section, Series, write_page
 from ampd.types import ATTAINMENT
-from planner.layout.explain import BINDS, gpus_text, rate_text
+from planner.layout.explain import BINDS, rate_text
 from planner.layout.layout import layout_label
 from planner.layout.trial import IN_TIME
 from workloads.report import line_style, tiles
@@ -64,7 +64,7 @@ def write_plan_report(path: Path, result: dict[str, Any]) -> None:
     slo, model = result["slo"], result["performance_model"]
     rate = rate_text(result["rate"])
     lead = (
-        f"{result['summary']} Planned for {result['trace']} at {rate} sessions/s on {gpus_text(result['gpus'])}; "
+        f"{result['summary']} Planned for {result['trace']} at {rate} sessions/s on {counted(result['gpus'], 'GPU')}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
         f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. It took {result['seconds']:.1f} s. "
         "All figures are simulated with the performance model. A round is attained if its TTFT and its mean ITL are "

@@ -19,7 +19,7 @@ from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
 from ampd.policies.base import split_names
 from ampd.policies.registry import KINDS, create_named
-from ampd.reports import format_share
+from ampd.reports import counted, format_share
 from ampd.settings import has_usual_size, parse_settings
 from ampd.types import MAX_WAIT, Moves, Slo
 from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
@@ -314,7 +314,7 @@ def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene
     width, slo = max(map(len, names)), scene.slo
     lines = [
         # A degree may be given without its TP (1x8), so the table shows how the flags were read.
-        f"{scene.cluster}: {scene.cluster.gpus} GPUs, {results[0]['sessions']} sessions",
+        f"{scene.cluster}: {counted(scene.cluster.gpus, 'GPU')}, {counted(results[0]['sessions'], 'session')}",
         f"targets: TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms; times in ms, as mean / P95",
         "",
         f"{'':{width}}  {'rate':>6}  {'attained':>15}  {'TTFT initial':>15}  {'incremental':>15}  {'ITL':>11}  "

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampd.reports import format_bytes, format_ms, format_number, format_share, text_table
+from ampd.reports import counted, format_bytes, format_ms, format_number, format_share, text_table
 from ampd.reports.page import Chart, Section, Series, Shape, write_page
 from ampd.types import Slo
 from workloads.results import RoundRecord, local_share, meets, missed_rounds, prompt_tokens_note
@@ -304,7 +304,8 @@ def write_replay_report(path: Path, result: Result) -> None:
     targets = f"Targets: TTFT {slo['ttft'] * _MS:g} ms, ITL {slo['itl'] * _MS:g} ms. " if slo else ""
     note = f" Prompt tokens: {tokens}." if (tokens := prompt_tokens_note(result)) else ""
     lead = (
-        f"{state}{result['sessions']} sessions, {result['rounds']} rounds in {result['duration_s']:.1f} s{against}. "
+        f"{state}{counted(result['sessions'], 'session')}, {counted(result['rounds'], 'round')} in "
+        f"{result['duration_s']:.1f} s{against}. "
         f"{targets}Times are from the sending of a round, as its client measured them.{note}"
     )
     rows = [[name, str(value)] for name, value in settings.items() if value is not None]

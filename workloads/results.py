@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ampd.errors import RunError
-from ampd.reports import format_share
+from ampd.reports import counted, format_share
 from ampd.types import Slo
 
 _PERCENTS = (50, 95, 99)
@@ -351,8 +351,8 @@ def headline(result: Mapping[str, Any]) -> str:
     """What was replayed, in one line."""
     state = ", interrupted" if result.get("interrupted") else ""
     return (
-        f"{result['sessions']} sessions, {result['rounds']} rounds, {result['output_tokens']} tokens generated "
-        f"in {result['duration_s']:.1f} s, {result['errors']} errors{state}"
+        f"{counted(result['sessions'], 'session')}, {counted(result['rounds'], 'round')}, "
+        f"{result['output_tokens']} tokens generated in {result['duration_s']:.1f} s, {result['errors']} errors{state}"
     )
 
 

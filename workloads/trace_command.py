@@ -20,6 +20,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError, did_you_mean
+from ampd.reports import counted
 from ampd.settings import Settings, parse_settings, run_subcommand
 from workloads.formats import FORMATS, LoadOptions, detect, format_name, load_sessions
 from workloads.formats.loader import load_counter
@@ -341,7 +342,7 @@ def _convert(argv: Sequence[str]) -> None:
     if not count:
         output.unlink()
         raise UserError(f"{source}: holds no session of the format {named}")
-    print(f"{output}: {count} sessions", file=sys.stderr)
+    print(f"{output}: {counted(count, 'session')}", file=sys.stderr)
 
 
 def _places(places: Sequence[str]) -> tuple[str | None, Path, Path]:
@@ -374,7 +375,7 @@ def _generate(argv: Sequence[str]) -> None:
         raise UserError(f"ampd trace generate: unknown workload {settings.workload!r}; known: {known}")
     sessions = generate(settings.workload, settings.sessions, settings.rate, settings.seed, mean_tool_s=settings.tool_s)
     count = write_trace(sessions, settings.output)
-    print(f"{settings.output}: {count} sessions", file=sys.stderr)
+    print(f"{settings.output}: {counted(count, 'session')}", file=sys.stderr)
 
 
 def _stats(argv: Sequence[str]) -> None:

@@ -53,18 +53,25 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _compare(documents: dict[Path, dict[str, Any]], report: Path | None) -> None:
+    note = _kinds(documents)
     if runs := _runs(documents):
-        print(figures_table(runs))
+        print(figures_table(runs) + note)
     if report is None:
         return
     if len(documents) == 1:
         (document,) = documents.values()
         _REPORTS[document["kind"]](report, document)
     else:
-        lead = (
-            f"{', '.join(map(str, documents))}. The figures of a plan are those of its simulation at the plan's rate."
-        )
-        write_page(report, "Comparison", lead, sections(runs))
+        write_page(report, "Comparison", ", ".join(map(str, documents)) + "." + note, sections(runs))
+
+
+def _kinds(documents: dict[Path, dict[str, Any]]) -> str:
+    """A note behind figures that were not all found in the same way."""
+    kinds = {path: document["kind"] for path, document in documents.items()}
+    if len(set(kinds.values())) == 1:
+        return ""
+    told = ", ".join(f"{path} is a {kind}" for path, kind in kinds.items())
+    return f"\n\n{told}. The figures of a plan are of its simulation at the rate that was asked."
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -39,3 +39,8 @@ def format_bytes(count: float | None) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampd.reports import format_number
+from ampd.reports import counted, format_number
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.fluid import Demand, memory_needs
 from planner.layout.layout import PlanCase
@@ -110,11 +110,6 @@ def shortfall(headroom: float | None, attainment: float) -> str:
     return f"attains {attainment:.1%} of the rounds"
 
 
-def gpus_text(count: int) -> str:
-    """A number of GPUs in words."""
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
-
-
 def rate_text(rate: float) -> str:
     """A rate that a user gave, or that was made round."""
     return format_number(rate, 6)
@@ -124,7 +119,7 @@ def answer(plan: Plan, case: PlanCase) -> str:
     """The answer in one line: the layout, and what it carries."""
     wanted = f"{case.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if not plan.layouts:
-        return f"No layout of {gpus_text(case.gpus)} carries any rate that was tried with {wanted}."
+        return f"No layout of {counted(case.gpus, 'GPU')} carries any rate that was tried with {wanted}."
     best = plan.layouts[0]
     part = ""
     if plan.scale > 1:
@@ -134,12 +129,12 @@ def answer(plan: Plan, case: PlanCase) -> str:
     if plan.has_fewest_gpus and plan.carries:
         return f"{best.layout} has the fewest GPUs that were found to carry {rate}: {wanted}.{part}"
     if plan.carries and best.seeds:
-        return f"{best.layout} carries the most that was found on {gpus_text(case.gpus)}: {wanted}.{part}"
+        return f"{best.layout} carries the most that was found on {counted(case.gpus, 'GPU')}: {wanted}.{part}"
     if plan.carries:
         return f"{best.layout} carries {rate} in one simulation: {wanted}.{part}"
     miss = shortfall(headroom_of(best, plan.rate), best.attainment(plan.rate).mean)
     return (
-        f"No layout of {gpus_text(case.gpus)} was found to carry {rate} with {wanted}. "
+        f"No layout of {counted(case.gpus, 'GPU')} was found to carry {rate} with {wanted}. "
         f"The closest one, {best.layout}, {miss}.{part}"
     )
 

@@ -78,11 +78,33 @@ def test_a_long_list_is_cut_with_a_note(tmp_path: Path) -> None:
     assert "150 later ones are not listed" in page
 
 
+def test_a_report_of_many_sessions_is_small(tmp_path: Path) -> None:
+    """With names as long as those of UUIDs, a tenth of the rounds late and an error of each session."""
+    records = [
+        RoundRecord(
+            f"{number:032x}",
+            index,
+            number + index / 7,
+            PromptTokens(0, 100 + number),
+            2 + number % 50,
+            0.2 if number % 10 == 0 else 0.01 + number % 97 / 1e3,
+            [0.0123],
+            0.5 + number % 31 / 7,
+            error=f"error {number}: " + "x" * 400 if index == 3 else None,
+        )
+        for number in range(10_000)
+        for index in range(4)
+    ]
+    page = _page(tmp_path, _result(records, SLO, {f"{number:032x}": 4 for number in range(10_000)}))
+    assert "10000 sessions" in page
+    assert len(page.encode()) < 2e6
+
+
 def test_a_page_can_be_dark_and_printed(tmp_path: Path) -> None:
     page = _page(tmp_path, _result(_records("local"), SLO))
     assert "prefers-color-scheme: dark" in page
     assert "print-color-adjust: exact" in page
-    assert ".scroll { overflow: visible; }" in page, "paper does not scroll"
+    assert ".scroll { overflow: visible; background: none; }" in page, "paper does not scroll"
 
 
 def test_a_run_without_rounds_still_renders(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ def test_the_figures_are_a_table() -> None:
         "s", 0, 0.0, PromptTokens(0, 1), output_tokens=2, ttft_s=0.25, gaps_s=[0.05], e2e_s=0.3, decision=decision
     )
     result = summarise([record], {"s": 1}, SLO, 2.0)
-    assert headline(result) == "1 sessions, 1 rounds, 2 tokens generated in 2.0 s, 0 errors"
+    assert headline(result) == "1 session, 1 round, 2 tokens generated in 2.0 s, 0 errors"
     rows = [line.split("  ") for line in figures_table({"replay": result}).splitlines()]
     cells = {row[0]: row[-1].strip() for row in rows[1:]}
     assert cells["rounds within both targets"] == "100.0%"

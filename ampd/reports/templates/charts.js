@@ -96,7 +96,7 @@
     box.querySelector(".uplot")?.remove();
     new uPlot({
       width: box.clientWidth,
-      height: spec.height,
+      height: spec.height * (document.documentElement.classList.contains("paper") ? 0.75 : 1),
       scales: { x: { time: false }, y },
       axes: [
         { ...axis, label: spec.x_label, size: 34, values: (_, all) => all.map(short) },
