@@ -30,7 +30,9 @@ _PLAN_HEAD = (
     "TTFT P95",
     "mean ITL P95",
     "local",
+    "GPU hours per 1000 sessions",
 )
+_HOURS = "GPU hours are for the plan's rate, or for the rate that the layout carries if that is less. A dash: unknown."
 
 _CURVES = (
     "A full mark is a rate that is carried. An empty one is not: here or in the other chart it is below the level, or "
@@ -48,13 +50,14 @@ def write_plan_report(path: Path, result: dict[str, Any]) -> None:
     why = Section("Why", text=result["explanation"])
     sections = [why, _reproduction(result)]
     if layouts:
-        best_first = Section("Layouts, best first", head=_PLAN_HEAD, rows=[_layout_row(layout) for layout in layouts])
+        head = _PLAN_HEAD if result["gpu_price"] is None else (*_PLAN_HEAD, "price per hour")
+        rows = [_layout_row(layout) for layout in layouts]
+        best_first = Section("Layouts, best first", text=[_HOURS], head=head, rows=rows)
         sections = [
             best_first,
             why,
             *_pareto(result),
             *_curves(result),
-            _price(result),
             _limits(layouts),
             _reproduction(result),
         ]
@@ -81,6 +84,8 @@ def _layout_row(layout: dict[str, Any]) -> list[str]:
         f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
         f"{format_ms(simulated['mean_itl_s']['p95'])} ms",
         format_share(local_share(simulated), 0),
+        format_number(layout["gpu_hours_per_1000_sessions"]),
+        *([f"{layout['price_per_hour']:.2f}"] if "price_per_hour" in layout else []),
     ]
 
 
@@ -89,28 +94,6 @@ def _carries(layout: dict[str, Any]) -> tuple[str, str]:
     if not layout["goodput"]:
         return "-", "-"
     return _figure(layout["goodput"])
-
-
-def _price(result: dict[str, Any]) -> Section:
-    """GPU hours, and prices if a GPU has one, of the layouts and of the next GPUs."""
-    has_price = result["gpu_price"] is not None
-    head = ("layout", "GPUs", "GPU hours per 1000 sessions", *(("price per hour",) if has_price else ()))
-
-    def row(layout: dict[str, Any]) -> list[str]:
-        price = [f"{layout['price_per_hour']:.2f}"] if has_price else []
-        hours = format_number(layout["gpu_hours_per_1000_sessions"])
-        return [layout_label(layout), str(layout["gpus"]), hours, *price]
-
-    rows = [row(layout) for layout in result["layouts"]]
-    text = [
-        f"GPU hours are for {rate_text(result['rate'])} sessions/s, or for the rate that the layout carries "
-        "if that is less. A dash: it is not known."
-    ]
-    if (step := result["next_step"]) is not None:
-        rows.append(row(step))
-        mean, interval = _figure(step["gain"])
-        text.append(f"The last line is with the next GPUs. Gain: {mean} sessions/s (95 % interval: {interval}).")
-    return Section("Price", text=text, head=head, rows=rows, is_half=True)
 
 
 def _limits(layouts: list[dict[str, Any]]) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,7 +13,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ampd.documents import check_writable, dumped
+from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
@@ -142,7 +143,7 @@ def run(argv: Sequence[str]) -> int:
     # Before the files: if one cannot be written, the results are not lost.
     names = [combination.label for combination in combinations]
     print(
-        dumped(whole) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
+        json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
         flush=True,
     )
     if settings.timeline:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampd.reports import counted, format_bytes, format_ms, format_number, format_share
+from ampd.reports import counted, format_bytes, format_ms, format_number, format_share, text_table
 from ampd.reports.page import Chart, Section, Series, Shape, write_page
 from ampd.types import Slo
 from workloads.results import RoundRecord, local_share, meets, missed_rounds, prompt_tokens_note
@@ -112,6 +112,11 @@ def figures(runs: Runs, wanted: Sequence[_Figure] = (*_LATENCIES, *_LOAD)) -> li
             cells = [text(values[0]), *(text(each) + _change(values[0], each, text) for each in values[1:])]
             rows.append([name, *cells])
     return rows
+
+
+def figures_table(runs: Runs) -> str:
+    """The same as text."""
+    return text_table([["", *runs], *figures(runs)])
 
 
 def _change(first: float | None, value: float | None, text: Callable[[float | None], str]) -> str:

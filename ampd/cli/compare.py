@@ -16,7 +16,7 @@ from ampd.reports.page import write_page
 from ampd.settings import Settings, parse_settings
 from planner.layout.layout import layout_label
 from planner.reports import write_plan_report, write_simulation_report
-from workloads.report import figures, sections, write_replay_report
+from workloads.report import figures_table, sections, write_replay_report
 from workloads.trace import parse_json
 
 PROG = "ampd compare"
@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
 def _compare(documents: dict[Path, dict[str, Any]], report: Path | None) -> None:
     note = _kinds(documents)
     if runs := _runs(documents):
-        print(_table([["", *runs], *figures(runs)]) + note)
+        print(figures_table(runs) + note)
     if report is None:
         return
     if len(documents) == 1:
@@ -109,14 +109,3 @@ def _runs_of(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         (result["label"] + (f" at {result['rate']:g}/s" if len(rates) > 1 else ""), result)
         for result in document["results"]
     ]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

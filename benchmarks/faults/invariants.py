@@ -21,7 +21,7 @@ MUST_BE_ZERO = (
     "rounds at workers",
     "refusals",
     "told rounds",
-    "undeleted bindings",
+    "ended sessions",
     "background work",
 )
 """Figures of a process that are above 0 only while rounds are in progress or sessions live."""

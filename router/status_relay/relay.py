@@ -237,7 +237,11 @@ class Relay:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=MADE_BY_AIOHTTP
+            timeout=timeout,
+            connector=connector,
+            auto_decompress=False,
+            skip_auto_headers=MADE_BY_AIOHTTP,
+            max_field_size=MOST_HEADER_BYTES,  # the frontend sends x-request-id back
         ) as self._session:
             self._models = ServedModels(self._session, self._upstream)
             yield
