@@ -144,7 +144,7 @@ def _curves(result: dict[str, Any]) -> list[Section]:
         ("Sessions in time", "sessions_in_time", IN_TIME, "share that ends in time", []),
     )
     found = []
-    for title, key, level, label, text in charts:
+    for title, key, level, label, text in charts if any(layout["curve"] for layout in result["layouts"]) else ():
         series = [each for number, layout in enumerate(result["layouts"]) for each in _curve(layout, key, number)]
         levels, marks = [(level, f"{level:.0%}")], [(result["rate"], "the plan's rate")]
         chart = Chart("sessions per second", label, series, levels, marks)

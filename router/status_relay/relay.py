@@ -394,8 +394,9 @@ def _acknowledge(answer: aiohttp.ClientResponse) -> None:
 
 
 _ASKS_FOR_A_STREAM = re.compile(rb'"stream"\s*:\s*true')
-_SILENCE_S = 30.0
-"""Proxies and clients give up a silent connection after 60 s or more. Refusals come sooner, and have their status."""
+_SILENCE_S, _BEAT_S = 30.0, 15.0
+"""Until the first sign of life, and between two. Proxies and clients give up a silent connection after 60 s or more.
+Refusals come before the first one, and have their status."""
 
 
 class _Waiting:
@@ -421,7 +422,7 @@ class _Waiting:
             await self._begun.prepare(self._request)
             while True:
                 await self._begun.write(b"\n")
-                await asyncio.sleep(_SILENCE_S)
+                await asyncio.sleep(_BEAT_S)
 
     def __enter__(self) -> _Waiting:
         return self

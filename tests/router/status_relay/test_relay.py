@@ -340,6 +340,7 @@ async def test_who_waits_long_for_an_answer_in_one_piece_gets_empty_lines(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(relay, "_BEAT_S", 0.05)
     answers = asyncio.Event()
 
     async def answer_late(_: web.Request) -> web.Response:
