@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -65,14 +65,6 @@ class StopSignal(Protocol):
     def async_killed_or_stopped(self) -> Any:
         """A future that completes when the context is killed or stopped."""
         ...
-
-
-async def send_all(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
-    """Send the items of `source`, and close it. Nothing begins if the caller has gone already."""
-    async with aclosing(source):
-        if not context.is_stopped():
-            async for item in source:
-                send(item)
 
 
 class _Items(Generic[ItemT]):

@@ -111,7 +111,7 @@ class Coordinator:
             on_session_end=self.branches.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
-        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, clock)
+        self._ends = RoundEnds(access.lost, clock)
         self._calls = calls
         self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
@@ -207,8 +207,12 @@ class Coordinator:
         """Serve one round: Dynamo's handler. A round that fails ends with an `error_chunk`."""
         return HandlerStream(partial(self._serve, request, context), join_chunks)
 
-    async def take(self, frame: Frame) -> bool:
-        """Hand a frontend's request on to the worker that answers it. False: `generate` is to answer."""
+    async def take(self, frame: Frame, taken: Callable[[], None]) -> bool:
+        """Hand a frontend's request on to the worker that answers it. False: `generate` is to answer.
+
+        Args:
+            taken: called when a worker has the request, so that the end of this process does not lose it.
+        """
         trace = tracing.begin(frame)
         try:
             wanted = self._read(frame.request(), frame)
@@ -218,6 +222,7 @@ class Coordinator:
                 run = await self._begin(wanted, frame.id())
                 if not await run.give(partial(self._calls.hand_on, frame), frame.is_stopped):
                     return False
+                taken()
                 if await run.until_answered():
                     return True
         except RoundRefusedError as error:

@@ -154,7 +154,7 @@ class Answering:
     A worker whose own stream breaks off has died: it says no more.
     """
 
-    def __init__(self, workers: Workers, ends: Callable[[], RoundEnds[RoundRun]]) -> None:
+    def __init__(self, workers: Workers, ends: Callable[[], RoundEnds]) -> None:
         self._workers = workers
         self._ends = ends
 
@@ -177,7 +177,7 @@ class Answering:
 class AnsweredCall:
     """One round at its decode worker: the worker's own code around its scripted engine and prefill worker."""
 
-    def __init__(self, worker_id: str, workers: Workers, ends: RoundEnds[RoundRun], context: Any) -> None:
+    def __init__(self, worker_id: str, workers: Workers, ends: RoundEnds, context: Any) -> None:
         self.own: Any = None
         self._worker_id = worker_id
         self._workers = workers
@@ -214,11 +214,11 @@ class AnsweredCall:
     async def kv(self, request: KvRequest) -> KvReply:
         return await self._workers.kv(self._worker_id, request, 1.0)
 
-    async def generate(self, request: Any) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Any, send: Send[Chunk]) -> None:
         own, self.own = self.own, None
         try:
             async for chunk in own or await self._workers.generate(self._worker_id, request, self._context):
-                yield chunk
+                send(chunk)
         except WorkerRefusedError as error:
             raise EngineError(str(error), error.status) from None
         except (ConnectionError, WorkerLostError):
@@ -346,7 +346,7 @@ class Replica:
             random.Random(1),
             log_left_out,
         )
-        self.calls = Answering(self.workers, lambda: self.services.ends)
+        self.calls: Any = Answering(self.workers, lambda: self.services.ends)
         self.refusals: list[tuple[int, str]] = []
         access = WorkerAccess(self.view, self.store, self.calls, 1.0)
         self.services = Services(

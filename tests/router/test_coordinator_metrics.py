@@ -129,9 +129,10 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     workers = Workers(store)
     settings = CoordinatorSettings(model=Path("m"), perf="tiny-cpu", retries=0, **flags)
     recorder = RoundRecorder()
+    calls: Any = Answering(workers, lambda: coordinator._ends)
     coordinator = Coordinator(
         settings,
-        Answering(workers, lambda: coordinator._ends),
+        calls,
         store,
         CoordinatorPolicies(
             registry.create("binding", "least-kv"),

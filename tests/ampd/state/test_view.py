@@ -112,8 +112,8 @@ class TestWhatItShows:
         await fixture.others.publish_worker(busy, LEASE_S)
         async with fixture.view as view:
             before = view.decode()
-            view.decoding("d1", 1, 500)
-            view.decoding("unknown", 1, 500)
+            view.holding("d1", "a", 3, (1, 500))
+            view.holding("unknown", "a", 3, (1, 500))
             assert (view.decode()[0].decode_batch, view.worker("d1").decode_context_tokens) == (1, 500)
             assert before[0].decode_batch == 2
             await fixture.publish(make.view("d1", decode_batch=3), waiting)

@@ -1,17 +1,15 @@
-"""A round before its placement, and how much of its prompt is known already: from its session, or from others."""
+"""How much of a round's prompt is known before its placement: from its session, or from others."""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from operator import itemgetter
 
 from ampd.keys import TOKEN_BYTES, page_keys
 from ampd.serving.shared_prefixes import prefix_key, published, shared_tokens
-from ampd.state.store import Binding
 from ampd.types import WorkerView
 from router.decision_record import DecisionRecord
 from router.request import RoundRequest
@@ -160,39 +158,3 @@ class PromptHistory:
         if len(token_ids) // self._page_size_tokens > len(self._keys):
             self._keys = page_keys(token_ids, self._page_size_tokens, self._keys, tenant=self._request.tenant)
         return self._keys
-
-
-@dataclass(slots=True)
-class UnplacedRound:
-    """A round that has to be placed.
-
-    Attributes:
-        session: what this replica knows of its session; it may be out of date.
-        request_id: of the client's request; `prompt_digest`: see `RequestDeaths`.
-        arrival_s: as in its task (`PrefillTask`).
-        binding: the binding that this replica knows.
-        holder: the owner before, which may have history that the owner lacks.
-        may_move: the session may move with this round.
-        is_admitted: the round was admitted before.
-        goes_on: its session has had rounds before, maybe in another branch.
-        local_only: why the prefill must be local, if it must.
-        lost: workers that failed this round already, or refused it.
-    """
-
-    request: RoundRequest
-    session: Session
-    history: PromptHistory
-    request_id: str
-    prompt_digest: str
-    arrival_s: float
-    binding: Binding | None = None
-    holder: str | None = None
-    may_move: bool = False
-    is_admitted: bool = False
-    goes_on: bool = False
-    local_only: str | None = None
-    lost: Collection[str] = ()
-
-    @property
-    def session_id(self) -> str:
-        return self.request.session_id
