@@ -26,8 +26,8 @@ from planner.parallel import in_parallel
 from planner.simulator.options import Cluster, Policies, SimulationOptions, started
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
+from workloads.report import series_of
 from workloads.results import local_share
-from workloads.series import series_of
 from workloads.trace import Session, load_trace, retime
 
 PROG = "ampd simulate"

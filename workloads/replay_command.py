@@ -39,9 +39,8 @@ from workloads.endpoint import (
     synthetic_token_ids,
     synthetic_words,
 )
-from workloads.report import write_replay_report
+from workloads.report import series_of, write_replay_report
 from workloads.results import PromptTokens, RoundRecord, format_result, require_attainment, summarise
-from workloads.series import series_of
 from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one

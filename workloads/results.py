@@ -264,21 +264,17 @@ _SMALL = 0.1
 """A part of a TTFT below this share is not named as its cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class MissedRound:
+class MissedRound(NamedTuple):
     """One round that failed or missed a target.
 
     Attributes:
-        at_s: when it was clear: the late first token, the last token, or the sending of a round that failed; from the
-            start of the run.
         targets: those that it missed, each with the value.
         causes: the parts of its time, from its decision record; empty if there is none.
     """
 
-    session_id: str
-    index: int
     sent_s: float
-    at_s: float
+    session_id: str
+    round_index: int
     targets: str
     causes: str
 
@@ -290,17 +286,15 @@ def missed_rounds(records: Sequence[RoundRecord], slo: Slo, most: int | None = N
 
 
 def _missed(record: RoundRecord, slo: Slo) -> MissedRound:
-    at_s, targets, causes = record.sent_s, [], _causes(record.decision)
+    targets = []
     if record.error is not None or record.ttft_s is None:
-        failure = f"failed: {record.error or 'no token'}"
-        return MissedRound(record.session_id, record.index, at_s, at_s, failure, causes)
-    if record.itl_s is not None and not slo.itl_met(record.itl_s):
-        targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
-        at_s = record.sent_s + (record.e2e_s or record.ttft_s)
-    if not slo.ttft_met(record.ttft_s):
-        targets.insert(0, f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
-        at_s = record.sent_s + record.ttft_s
-    return MissedRound(record.session_id, record.index, record.sent_s, at_s, ", ".join(targets), causes)
+        targets.append(f"failed: {record.error or 'no token'}")
+    else:
+        if not slo.ttft_met(record.ttft_s):
+            targets.append(f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
+        if record.itl_s is not None and not slo.itl_met(record.itl_s):
+            targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
+    return MissedRound(record.sent_s, record.session_id, record.index, ", ".join(targets), _causes(record.decision))
 
 
 def _causes(decision: Mapping[str, Any]) -> str:

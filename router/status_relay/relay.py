@@ -40,7 +40,7 @@ from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_b
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
 from router.status_relay.mending import (
     CannotMendError,
-    loses_items,
+    loses_parts,
     mended_request,
     stops_made_visible,
     with_known_model,
@@ -270,7 +270,7 @@ class Relay:
             return error_response(request.path, Refused(_WRONG, str(error)))
 
     async def _mended(self, request: web.Request, url: URL, session: str, body: bytes) -> web.StreamResponse:
-        if loses_items(request.path, body):
+        if loses_parts(request.path, body):
             body = mended_request(request.path, body, "") or body
         mends = 0
         while True:

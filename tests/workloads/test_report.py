@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from ampd.types import Slo
-from workloads.report import figures, sections, shortened, write_replay_report
+from workloads.report import figures, sections, series_of, shortened, write_replay_report
 from workloads.results import PromptTokens, RoundRecord, summarise
-from workloads.series import series_of
 
 SLO = Slo(0.11, 0.1)
 PLANNED = {"s0": 2, "s1": 2, "s2": 2, "<bad>": 1}

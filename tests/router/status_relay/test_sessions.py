@@ -83,7 +83,7 @@ def test_a_wrong_name_is_refused(names: str) -> None:
     [
         ({"system": [{"type": "text", "text": LINE}, {"text": "rules"}]}, {"system": [{"text": "rules"}]}),
         ({"system": f"You are Claude Code.\n{LINE}\nrules"}, {"system": "You are Claude Code.\nrules"}),
-        ({"system": [{"text": "a"}, {"text": f" {LINE.title()}\nb"}]}, {"system": [{"text": "a"}, {"text": "b"}]}),
+        ({"system": [{"text": "a"}, {"text": f" {LINE}\nb"}]}, {"system": [{"text": "a"}, {"text": "b"}]}),
         (
             {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": f"{LINE}\nb"}]},
             {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},
