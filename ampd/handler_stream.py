@@ -33,11 +33,6 @@ _OF_TOKENS = frozenset(("index", *_PER_TOKEN))
 """The keys of a chunk that has tokens and nothing else."""
 
 
-def never(_last: Any, _item: Any) -> bool:
-    """Join no items."""
-    return False
-
-
 def has_only_tokens(chunk: Chunk) -> bool:
     """Whether a chunk has tokens and nothing that must not wait, such as the end of a choice."""
     return bool(chunk.get("token_ids")) and chunk.keys() <= _OF_TOKENS
@@ -205,7 +200,7 @@ class HandlerStream(Generic[ItemT]):
     def __init__(
         self,
         work: Work[ItemT],
-        join: Callable[[ItemT, ItemT], bool] = never,
+        join: Callable[[ItemT, ItemT], bool] = lambda _last, _item: False,
         context: StopSignal | None = None,
     ) -> None:
         # Dynamo calls a handler outside of the event loop, so nothing may start here.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ampd.serving.admission import Admission, AdmissionSituation, Refusal, is_in_progress
 from ampd.state.view import ClusterView
@@ -12,9 +11,7 @@ from ampd.telemetry.metrics import names
 from ampd.types import WorkerView
 from router.round_errors import RoundOverloadedError
 from router.round_window import Counts
-
-if TYPE_CHECKING:
-    from router.round_run import RoundRun
+from router.unplaced_round import UnplacedRound
 
 
 class AdmissionGate:
@@ -35,7 +32,7 @@ class AdmissionGate:
         self._rounds = rounds
         self._counts = counts
 
-    def check(self, run: RoundRun, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
+    def check(self, run: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
         """Let a round in, or not, that is about to be entered at a worker.
 
         Args:
@@ -54,7 +51,7 @@ class AdmissionGate:
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
 
     def _refusal(
-        self, run: RoundRun, decode: WorkerView, prefill: WorkerView, now_s: float
+        self, run: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float
     ) -> tuple[Refusal | None, bool]:
         """(why it is not taken, whether its session is in progress)."""
         is_bound = run.binding is not None or run.goes_on

@@ -98,7 +98,12 @@ class Coordinator:
         self._background = BackgroundTasks(_MOST_BACKGROUND_TASKS)
         self.failures: Counter[int] = Counter()
         self.counts = Counts()
-        limits = _session_limits(settings)
+        limits = SessionLimits(
+            ttl_s=settings.session_ttl_s,
+            first_ttl_s=settings.session_first_ttl_s,
+            per_graph=settings.max_sessions,
+            per_tenant=settings.max_sessions_per_tenant,
+        )
         self._own = OwnGraph(tokenizer)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.branches = SessionBranches(sessions, limits.new_ttl_s, clock)
@@ -111,7 +116,7 @@ class Coordinator:
             on_session_end=self.branches.forget,
         )
         access = WorkerAccess(self.view, store, calls, CALL_TIMEOUT_S)
-        self._ends = RoundEnds(access.lost, clock)
+        self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, clock)
         self._calls = calls
         self._refusals: dict[str, Chunk] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
@@ -261,8 +266,8 @@ class Coordinator:
         before = await self._ends.before(request_id)
         run = RoundRun(wanted, request_id, self._services, before)
         if (trace := tracing.current()) is not None:
-            trace.of_session(run.session_name)
-        if before is None and not (run.is_named or wanted.continued_tokens):
+            trace.of_session(run.request.client_session_id or run.session_id)
+        if before is None and not (run.request.is_named or wanted.continued_tokens):
             self._count_unnamed()  # another coordinator has counted a continued one
         return run
 
@@ -290,15 +295,6 @@ class Coordinator:
         await self._services.end_session(request.session_id, request.tenant, set())
         usage = merged_usage(None, request.prompt_tokens, 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
-
-
-def _session_limits(settings: CoordinatorSettings) -> SessionLimits:
-    return SessionLimits(
-        ttl_s=settings.session_ttl_s,
-        first_ttl_s=settings.session_first_ttl_s,
-        per_graph=settings.max_sessions,
-        per_tenant=settings.max_sessions_per_tenant,
-    )
 
 
 def _pools_keeper(

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from ampd.errors import UserError
@@ -44,10 +44,8 @@ from router.admission import AdmissionGate
 from router.fingerprints import ForeignWorkers, may_continue
 from router.round_errors import RoundOverloadedError, RoundRefusedError
 from router.round_window import Counts
+from router.unplaced_round import UnplacedRound
 from router.worker_deaths import fatal
-
-if TYPE_CHECKING:
-    from router.round_run import RoundRun
 
 
 class WorkerLookups:
@@ -168,7 +166,7 @@ class Placer:
         """This coordinator's heartbeat was written: rounds use the store again if they had lost it."""
         self._store_retry_s = float("-inf")
 
-    async def place(self, run: RoundRun) -> Placement:
+    async def place(self, run: UnplacedRound) -> Placement:
         """Decide and write. If another replica was faster, decide again.
 
         Raises:
@@ -231,7 +229,7 @@ class Placer:
 
     # -- the decode worker
 
-    async def _bound(self, run: RoundRun, known: Binding) -> WorkerView | None:
+    async def _bound(self, run: UnplacedRound, known: Binding) -> WorkerView | None:
         """The bound worker if it can be used; None if the session must move."""
         if known.worker_id in run.avoided:
             return None
@@ -259,7 +257,7 @@ class Placer:
         self._gone_until_s = {gone: until_s for gone, until_s in self._gone_until_s.items() if until_s > now_s}
         self._gone_until_s[worker_id] = now_s + self._suspect_s
 
-    def _bind(self, run: RoundRun, known: Binding | None) -> WorkerView:
+    def _bind(self, run: UnplacedRound, known: Binding | None) -> WorkerView:
         decode = self._view.decode()
         self._foreign.note_decode(decode)
         live = [view for view in decode if view.worker_id not in run.avoided]
@@ -310,7 +308,7 @@ class Placer:
             self._lost_store(error)
         return None
 
-    async def _moved(self, run: RoundRun, plan: Plan, reason: str) -> Plan:
+    async def _moved(self, run: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
         before = self._before(run, plan.decode)
         if before is not None and await run.history.held_by(plan.decode) > await run.history.held_by(before):
@@ -320,7 +318,7 @@ class Placer:
 
     # -- the route
 
-    async def _plan(self, run: RoundRun, known: Binding | None, decode: WorkerView) -> Plan:
+    async def _plan(self, run: UnplacedRound, known: Binding | None, decode: WorkerView) -> Plan:
         """The round's route at the owner of its session, or at a new owner if a move pays."""
         held_tokens, holder = await self._history(run, decode)
         prefill = self._view.prefill()
@@ -339,7 +337,7 @@ class Placer:
             )
         )
 
-    def _moving(self, run: RoundRun) -> Moving | None:
+    def _moving(self, run: UnplacedRound) -> Moving | None:
         """How the session of a round may move; None: it stays."""
         if self._moves == "never" or not run.may_move:
             return None
@@ -350,7 +348,7 @@ class Placer:
             moved_s=run.session.moved_s,
         )
 
-    async def _history(self, run: RoundRun, decode: WorkerView) -> tuple[int, WorkerView | None]:
+    async def _history(self, run: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
         held_tokens = await run.history.held_by(decode)
         holder = self._before(run, decode)
@@ -358,7 +356,7 @@ class Placer:
             return held_tokens, None
         return there_tokens, holder
 
-    def _before(self, run: RoundRun, decode: WorkerView) -> WorkerView | None:
+    def _before(self, run: UnplacedRound, decode: WorkerView) -> WorkerView | None:
         """The owner that the session has left, if the decode worker can read its KV."""
         before = run.holder
         if before is None or before == decode.worker_id or before in run.avoided:
@@ -368,7 +366,7 @@ class Placer:
 
     # -- the write
 
-    async def _write(self, run: RoundRun, known: Binding | None, plan: Plan) -> RouteOutcome | None:
+    async def _write(self, run: UnplacedRound, known: Binding | None, plan: Plan) -> RouteOutcome | None:
         """The store's answer; None if the store is lost."""
         if not self._store_answers():
             return None
@@ -394,7 +392,7 @@ class Placer:
             log.warning("shared state answers again: bindings are shared with the other coordinators")
         return outcome
 
-    def _written(self, run: RoundRun, known: Binding | None, plan: Plan, task: PrefillTask | None) -> RouteWrite:
+    def _written(self, run: UnplacedRound, known: Binding | None, plan: Plan, task: PrefillTask | None) -> RouteWrite:
         return RouteWrite(
             run.session_id,
             plan.decode.worker_id,
@@ -453,7 +451,7 @@ class Placer:
             log.warning("%s; going on with the last view, new sessions are bound by their name's hash", error)
 
 
-def _stays(run: RoundRun, known: Binding, plan: Plan) -> bool:
+def _stays(run: UnplacedRound, known: Binding, plan: Plan) -> bool:
     """Whether the owner of the session, which still holds its KV, prefills the round itself, as it did the last one.
 
     It is the next to know of the round, and tells all others when it publishes. So the round waits for no write, and
@@ -468,12 +466,12 @@ def _stays(run: RoundRun, known: Binding, plan: Plan) -> bool:
     )
 
 
-def _is_new(run: RoundRun, known: Binding | None, decode: WorkerView) -> bool:
+def _is_new(run: UnplacedRound, known: Binding | None, decode: WorkerView) -> bool:
     """A session that another replica bound to the same worker is not known here, but that worker holds some of it."""
     return known is None and not decode.held_tokens.get(run.session_id)
 
 
-def _task(run: RoundRun, held_tokens: int) -> PrefillTask:
+def _task(run: UnplacedRound, held_tokens: int) -> PrefillTask:
     return prefill_task(
         uuid4().hex,
         run.session_id,
@@ -486,7 +484,7 @@ def _task(run: RoundRun, held_tokens: int) -> PrefillTask:
     )
 
 
-def _with_room(run: RoundRun, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+def _with_room(run: UnplacedRound, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers with room for the prompt and a token of output. Refuses the round if there are none."""
     try:
         return with_room(run.request.prompt_tokens + 1, workers)

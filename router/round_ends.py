@@ -9,15 +9,12 @@ import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ampd.background_tasks import BackgroundTasks, InBackground, RoundsInProgress, SupervisedTask
 from ampd.call_signatures import RPC_HOST, Verifier
-from ampd.round_end import RUNNING_S, RoundEnded, Running, Told, cut_told
+from ampd.round_end import RUNNING_S, Begun, PrefillFailed, RoundEnded, Running, Told, cut_told
 from router.round_errors import WorkerLostError
-
-if TYPE_CHECKING:
-    from router.round_run import RoundRun
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +25,26 @@ _SENT_AGAIN_S = 30.0
 """In which a frontend sends a round again that a worker has lost."""
 
 
-class RoundEnds(InBackground):
+class Run(Protocol):
+    """A round that a worker has, or had (`router.round_run.RoundRun`)."""
+
+    request_id: str
+    given_s: float
+    was_answered: bool
+
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def is_over(self) -> bool: ...
+    def told(self, told: RoundEnded | PrefillFailed | Begun) -> None: ...
+    def lost(self, error: WorkerLostError) -> None: ...
+    def give_up(self) -> None: ...
+
+
+RunT = TypeVar("RunT", bound=Run)
+
+
+class RoundEnds(InBackground, Generic[RunT]):
     """Knows which worker has which round.
 
     Args:
@@ -46,8 +62,8 @@ class RoundEnds(InBackground):
     ) -> None:
         self._lost_error = lost
         self._clock = clock
-        self._runs: dict[str, RoundRun] = {}
-        self._lost: dict[str, tuple[float, RoundRun]] = {}
+        self._runs: dict[str, RunT] = {}
+        self._lost: dict[str, tuple[float, RunT]] = {}
         self._connections: dict[str, _WorkerConnection] = {}
         self._server: asyncio.Server | None = None
         self._verifier = Verifier((), "")
@@ -78,7 +94,7 @@ class RoundEnds(InBackground):
 
     # -- rounds
 
-    def begins(self, run: RoundRun) -> None:
+    def begins(self, run: RunT) -> None:
         """A round is about to be given to a worker.
 
         A coordinator that stood still meanwhile serves a round and its next try at once. Nobody waits for one of them.
@@ -87,14 +103,14 @@ class RoundEnds(InBackground):
         if other is not None and other is not run:
             other.told(RoundEnded(run.request_id, "left"))
 
-    def over(self, run: RoundRun, *, may_come_again: bool = False) -> None:
+    def over(self, run: RunT, *, may_come_again: bool = False) -> None:
         """No worker has the round any more. The frontend may send one again that a worker has lost."""
         if self._runs.get(run.request_id) is run:
             del self._runs[run.request_id]
             if may_come_again:
                 self._lost[run.request_id] = self._clock() + _SENT_AGAIN_S, run
 
-    async def before(self, request_id: str) -> RoundRun | None:
+    async def before(self, request_id: str) -> RunT | None:
         """The earlier try of a round that a worker has lost; None: there was none.
 
         A frontend sends a round again only if it got no end of it. So a worker that has one in progress is asked.
@@ -130,17 +146,17 @@ class RoundEnds(InBackground):
             del self._connections[worker_id]
             self._asking.spawn(self._unless_alive(worker_id, self._of(worker_id)))
 
-    def _of(self, worker_id: str, older_s: float = 0.0) -> list[RoundRun]:
+    def _of(self, worker_id: str, older_s: float = 0.0) -> list[RunT]:
         given_s = self._clock() - older_s
         return [run for run in self._runs.values() if run.worker_id == worker_id and run.given_s <= given_s]
 
-    def _not_running(self, runs: Sequence[RoundRun], running: set[str]) -> None:
+    def _not_running(self, runs: Sequence[RunT], running: set[str]) -> None:
         """End the rounds whose end got lost. A client that left before its worker answered leaves such a one."""
         for run in runs:
             if run.request_id not in running:
                 run.told(RoundEnded(run.request_id, "left"))
 
-    async def _unless_alive(self, worker_id: str, runs: Sequence[RoundRun]) -> None:
+    async def _unless_alive(self, worker_id: str, runs: Sequence[RunT]) -> None:
         """The rounds of a worker are lost, unless it answers another call."""
         if not runs:
             return

@@ -25,13 +25,13 @@ from router.calls import CallContext, WorkerCalls
 from router.decision_record import DecisionRecord, Observer, notify
 from router.fingerprints import mark_of
 from router.placement import Placement, Placer
-from router.prompt_history import KnownPrefixes, PromptHistory
 from router.request import RoundRequest, link
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError, WorkerLostError, WorkerRefusedError
 from router.round_log import log_placed
 from router.session_branches import Found, SessionBranches
 from router.session_memory import SessionMemory, SessionOwner
+from router.unplaced_round import KnownPrefixes, PromptHistory, UnplacedRound
 from router.worker_access import WorkerAccess
 from router.worker_deaths import RequestDeaths, WorkerDeaths
 
@@ -73,7 +73,7 @@ class Services:
     clock: Callable[[], float]
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     deaths: WorkerDeaths
-    ends: RoundEnds
+    ends: RoundEnds[Any]
     refused: Callable[[int, str], None] = lambda _status, _message: None
     observers: tuple[Observer, ...] = ()
     round_log: RoundLog = RoundLog.END
@@ -92,7 +92,7 @@ class Services:
         )
 
 
-class RoundRun:
+class RoundRun(UnplacedRound):
     """The life of one round. However it ends, no queued task stays behind.
 
     `_unreached` is the placement whose task may not have reached its worker, because no output of it is known yet. It
@@ -104,16 +104,6 @@ class RoundRun:
             with the output so far.
 
     Attributes:
-        request: as one of its branch.
-        session: what this replica knows of its session; it may be out of date.
-        arrival_s: as in its task (`PrefillTask`).
-        binding: the binding that this replica knows.
-        holder: the owner before, which may have history that the owner lacks.
-        may_move: the session may move with this round.
-        is_admitted: the round was admitted before.
-        goes_on: its session has had rounds before, maybe in another branch.
-        local_only: why the prefill must be local, if it must.
-        avoided: workers that failed this round already, or refused it.
         given_s: when its worker got it.
         was_answered: its frontend has a connection to the worker that has the round, or had it.
         end: what its worker told of its end; None: nothing, or not yet.
@@ -132,9 +122,18 @@ class RoundRun:
         self.session = services.sessions.find(request.session_id)
         if before is None:
             self.arrival_s = services.clock()
-            self._record = _new_record(request, request_id, services.policy)
+            trace = tracing.current()
+            self._record = DecisionRecord(
+                session_id=request.client_session_id or request.session_id,
+                policy=services.policy,
+                slo=request.slo,
+                session_key=request.session_id,
+                request_id=trace.request_id if trace else request_id,
+                trace_id=trace.trace_id if trace else None,
+                clamped_targets=request.clamped_targets,
+            )
             self.deaths = RequestDeaths(services.deaths, request)
-            self.avoided: set[str] = set()
+            self.avoided = set()
             self._untaken = 0
             self._last_error: Exception | None = None
             self.holder = self.session.holder
@@ -176,20 +175,6 @@ class RoundRun:
         self._kv_source = None if source in self.avoided else source
 
     @property
-    def session_id(self) -> str:
-        return self.request.session_id
-
-    @property
-    def is_named(self) -> bool:
-        """Whether its session has a name, from its client or because it continues an earlier round."""
-        return self.request.is_named
-
-    @property
-    def session_name(self) -> str:
-        """The name of its session in logs."""
-        return self.request.client_session_id or self.session_id
-
-    @property
     def worker_id(self) -> str:
         """The decode worker that has the round, or had it last."""
         return self._placement.binding.worker_id if self._placement else ""
@@ -198,11 +183,6 @@ class RoundRun:
     def is_over(self) -> bool:
         """Whether no worker has the round."""
         return self._over.is_set()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every choice has ended by itself."""
-        return self.end is not None and self.end.outcome == "complete"
 
     async def until_answered(self) -> bool:
         """Wait for a sign of life of its worker. False: the worker was lost before it had a connection to the frontend.
@@ -535,7 +515,7 @@ async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Se
     except Exception as error:
         if not context.is_stopped():
             await run.until_over(_END_COMES_S)
-            if not run.is_complete:
+            if run.end is None or run.end.outcome != "complete":
                 send(_failure(run, error))
 
 
@@ -559,16 +539,3 @@ def _as_lost(error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -
     if goes_on_elsewhere(error.status, has_output=has_output):
         return WorkerLostError(error.worker_id, str(error), is_overloaded=error.status == OVERLOADED)
     raise RoundRefusedError(error.status, str(error)) from None
-
-
-def _new_record(request: RoundRequest, request_id: str, policy: str) -> DecisionRecord:
-    trace = tracing.current()
-    return DecisionRecord(
-        session_id=request.client_session_id or request.session_id,
-        policy=policy,
-        slo=request.slo,
-        session_key=request.session_id,
-        request_id=trace.request_id if trace else request_id,
-        trace_id=trace.trace_id if trace else None,
-        clamped_targets=request.clamped_targets,
-    )

@@ -13,7 +13,7 @@ from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send, StopSignal
 from ampd.keys import pack_tokens
-from ampd.round_end import Begun, PrefillFailed, Told, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
@@ -83,7 +83,7 @@ class ClientRounds:
                     await self._send(request, stream, context, send_alive)
             finally:
                 if not stream.is_told:
-                    self._tell(start, stream.ended("left"))
+                    self._ends.tell(start["tell"], stream.ended("left"))
 
     async def _send(
         self, request: GenerateRequest, stream: ClientStream, context: StopSignal, send: Send[Chunk]
@@ -105,7 +105,7 @@ class ClientRounds:
         goes_on = goes_on_elsewhere(status, has_output=stream.has_output)
         trace = tracing.current()
         told = stream.ended("failed", status=status, message=message, goes_on=goes_on, start=engine_start(message))
-        self._tell(start, told)
+        self._ends.tell(start["tell"], told)
         send(error_chunk(status, trace.quoted(message) if trace else message, again=goes_on))
 
     async def _run(self, request: GenerateRequest, stream: ClientStream, send: Send[Chunk]) -> None:
@@ -114,10 +114,10 @@ class ClientRounds:
         def pass_on(chunk: Chunk) -> None:
             """Tell the coordinator before the client, whose next request may come at once."""
             if stream.is_complete:
-                self._tell(start, stream.ended("complete"))
+                self._ends.tell(start["tell"], stream.ended("complete"))
             elif start.get("tells_begin") and stream.has_begun:
                 start["tells_begin"] = False
-                self._tell(start, Begun(start["request_id"], has_output=True))
+                self._ends.tell(start["tell"], Begun(start["request_id"], has_output=True))
             send(chunk)
 
         if (prefill := start.get("prefill")) is not None:
@@ -131,9 +131,6 @@ class ClientRounds:
                     self._background.spawn(self._after_prefill(request))
                     return
         await self._rounds.generate(request, lambda chunk: pass_on(stream.decoded(chunk)))
-
-    def _tell(self, start: RoundStart, told: Told) -> None:
-        self._ends.tell(start["tell"], told)
 
     def _was_waiting(self, request: GenerateRequest, since_s: float) -> None:
         """Times in a message count from when it was sent."""
@@ -173,7 +170,7 @@ class ClientRounds:
         if failed.status == OVERLOADED and not stream.has_output:
             # Another worker would take on what this one cannot, at the cost of rounds that are on time.
             raise EngineError(failed.message, OVERLOADED)
-        self._tell(request["start"], failed)
+        self._ends.tell(request["start"]["tell"], failed)
         stream.prefill_failed(failed.reason)
         log.warning("a prefill failed, and is done here: worker %s: %s", worker_id, failed.message)
         return None

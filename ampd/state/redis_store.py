@@ -54,7 +54,6 @@ log = logging.getLogger(__name__)
 _Truth = Literal[0, 1]
 _Small = Annotated[int, Meta(ge=-1, le=1 << 53)]
 _Outcome = tuple[_Truth, Count, bytes]
-_REFUSALS = (-1, -2, -3, -4)
 
 
 DEFAULT_TIMEOUT_S = 2.0
@@ -192,14 +191,9 @@ class StateStore:
 
     async def refresh(self, writes: Sequence[RouteWrite], limits: SessionLimits) -> list[Binding]:
         """Make writes together that nobody waits for; returns the bindings of sessions that have moved."""
-        calls = [self._routed(write, limits) for write in writes]
-        answers = await self._connection.scripts("route", calls)
-        outcomes = (
-            _outcome(write.session_id, answer)
-            for write, answer in zip(writes, answers, strict=True)
-            if not (isinstance(answer, list) and answer and answer[0] in _REFUSALS)
-        )
-        return [outcome.binding for outcome in outcomes if not outcome.accepted]
+        answers = await self._connection.scripts("route", [self._routed(write, limits) for write in writes])
+        answered = zip(writes, answers, strict=True)
+        return [_outcome(write.session_id, said).binding for write, said in answered if _read(list, said)[:1] == [0]]
 
     def _routed(self, write: RouteWrite, limits: SessionLimits) -> tuple[list[str], list[Any]]:
         """Keys and arguments of a write."""

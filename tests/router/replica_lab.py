@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from ampd.errors import UserError
@@ -154,7 +154,7 @@ class Answering:
     A worker whose own stream breaks off has died: it says no more.
     """
 
-    def __init__(self, workers: Workers, ends: Callable[[], RoundEnds]) -> None:
+    def __init__(self, workers: Workers, ends: Callable[[], RoundEnds[RoundRun]]) -> None:
         self._workers = workers
         self._ends = ends
 
@@ -177,7 +177,7 @@ class Answering:
 class AnsweredCall:
     """One round at its decode worker: the worker's own code around its scripted engine and prefill worker."""
 
-    def __init__(self, worker_id: str, workers: Workers, ends: RoundEnds, context: Any) -> None:
+    def __init__(self, worker_id: str, workers: Workers, ends: RoundEnds[RoundRun], context: Any) -> None:
         self.own: Any = None
         self._worker_id = worker_id
         self._workers = workers
@@ -346,7 +346,7 @@ class Replica:
             random.Random(1),
             log_left_out,
         )
-        self.calls: Any = Answering(self.workers, lambda: self.services.ends)
+        self.calls = cast(Any, Answering(self.workers, lambda: self.services.ends))
         self.refusals: list[tuple[int, str]] = []
         access = WorkerAccess(self.view, self.store, self.calls, 1.0)
         self.services = Services(

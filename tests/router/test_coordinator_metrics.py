@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from dynamo.runtime import Context
@@ -129,10 +129,9 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     workers = Workers(store)
     settings = CoordinatorSettings(model=Path("m"), perf="tiny-cpu", retries=0, **flags)
     recorder = RoundRecorder()
-    calls: Any = Answering(workers, lambda: coordinator._ends)
     coordinator = Coordinator(
         settings,
-        calls,
+        cast(Any, Answering(workers, lambda: coordinator._ends)),
         store,
         CoordinatorPolicies(
             registry.create("binding", "least-kv"),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
@@ -56,14 +56,14 @@ class HandingOn(Answering):
 @asynccontextmanager
 async def opened(*names: str) -> AsyncIterator[tuple[Coordinator, HandingOn]]:
     store = MemoryStore(await cluster(*(worker(name) for name in names)))
-    calls: Any = HandingOn(Workers(store), lambda: coordinator._ends)
+    calls = HandingOn(Workers(store), lambda: coordinator._ends)
     policies = CoordinatorPolicies(
         registry.create("binding", "least-kv"),
         registry.create("routing", "always-local"),
         load_performance_model("tiny-cpu"),
         None,
     )
-    coordinator = Coordinator(CoordinatorSettings(model=Path("m"), perf="tiny-cpu"), calls, store, policies)
+    coordinator = Coordinator(CoordinatorSettings(model=Path("m"), perf="tiny-cpu"), cast(Any, calls), store, policies)
     await coordinator.start()
     yield coordinator, calls
     await coordinator.stop()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ampd.keys import pack_tokens, page_keys
 from ampd.serving.shared_prefixes import prefix_key
-from router.prompt_history import KnownPrefixes
+from router.unplaced_round import KnownPrefixes
 
 PAGE = 16
 SYSTEM = list(range(64))

@@ -329,6 +329,16 @@ class TestQueues:
             await fixture.publish(make.view("p1"), waiting)
             assert queued(view, "p1") == []
 
+    async def test_a_view_tells_what_has_left_the_queue(self, fixture: Any, make: Any) -> None:
+        await fixture.others.publish_worker(make.view("p1"), LEASE_S)
+        async with fixture.view as view:
+            view.apply(TaskQueued("p1", make.task("t1")))
+            view.apply(TaskQueued("p1", make.task("t2")))
+            assert [task.task_id for task in view.workers()[0].queue] == ["t1", "t2"]
+            view.apply(WorkerUpdated(make.view("p1"), LEASE_S, ("t1",)))
+            assert [task.task_id for task in view.worker("p1").queue] == ["t2"]
+            assert [task.task_id for task in view.workers()[0].queue] == ["t2"]
+
     async def test_a_done_task_goes_at_once_and_an_older_view_does_not_revive_it(
         self, fixture: Any, make: Any, waiting: Any
     ) -> None:

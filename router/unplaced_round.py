@@ -1,15 +1,17 @@
-"""How much of a round's prompt is known before its placement: from its session, or from others."""
+"""A round before its placement, and how much of its prompt is known already: from its session, or from others."""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import itemgetter
 
 from ampd.keys import TOKEN_BYTES, page_keys
 from ampd.serving.shared_prefixes import prefix_key, published, shared_tokens
+from ampd.state.store import Binding
 from ampd.types import WorkerView
 from router.decision_record import DecisionRecord
 from router.request import RoundRequest
@@ -17,6 +19,7 @@ from router.round_errors import WorkerLostError, WorkerRefusedError
 from router.session_branches import LEAST_TOKENS, Found
 from router.session_memory import Session
 from router.worker_access import WorkerAccess
+from router.worker_deaths import RequestDeaths
 
 _MOST_KNOWN = 4096
 
@@ -158,3 +161,39 @@ class PromptHistory:
         if len(token_ids) // self._page_size_tokens > len(self._keys):
             self._keys = page_keys(token_ids, self._page_size_tokens, self._keys, tenant=self._request.tenant)
         return self._keys
+
+
+@dataclass(eq=False)
+class UnplacedRound:
+    """A round as its placement sees it (`router.round_run.RoundRun`).
+
+    Attributes:
+        session: what this replica knows of its session; it may be out of date.
+        request_id: of the client's request.
+        arrival_s: as in its task (`PrefillTask`).
+        binding: the binding that this replica knows.
+        holder: the owner before, which may have history that the owner lacks.
+        may_move: the session may move with this round.
+        is_admitted: the round was admitted before.
+        goes_on: its session has had rounds before, maybe in another branch.
+        local_only: why the prefill must be local, if it must.
+        avoided: workers that failed this round already, or refused it.
+    """
+
+    request: RoundRequest
+    session: Session
+    history: PromptHistory
+    request_id: str
+    deaths: RequestDeaths
+    arrival_s: float
+    binding: Binding | None = None
+    holder: str | None = None
+    may_move: bool = False
+    is_admitted: bool = False
+    goes_on: bool = False
+    local_only: str | None = None
+    avoided: set[str] = field(default_factory=set)
+
+    @property
+    def session_id(self) -> str:
+        return self.request.session_id
