@@ -13,7 +13,7 @@ from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send, StopSignal
 from ampd.keys import pack_tokens
-from ampd.round_end import Begun, PrefillFailed, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
@@ -21,7 +21,6 @@ from ampd.wire import (
     OVERLOADED,
     GenerateRequest,
     PrefillRequest,
-    RoundStart,
     Source,
     engine_start,
     parse_error,
@@ -32,6 +31,7 @@ from workers.engines.base import EngineError
 from workers.peers import DynamoPeers
 from workers.round_ends import RoundEnds
 from workers.round_service import RoundService
+from workers.session_releaser import SessionEnds
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class ClientRounds:
         rounds: RoundService,
         prefills: DynamoPeers,
         ends: RoundEnds,
+        sessions: SessionEnds,
         stream_tokens: int = 1,
         context_limit: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -62,6 +63,7 @@ class ClientRounds:
         self._rounds = rounds
         self._prefills = prefills
         self._ends = ends
+        self._sessions = sessions
         self._stream_tokens = stream_tokens
         self._context_limit = context_limit
         self._clock = clock
@@ -76,6 +78,7 @@ class ClientRounds:
     async def serve(self, request: GenerateRequest, context: StopSignal, send: Send[Chunk]) -> None:
         """Answer one round. A round that fails ends with an `error_chunk`."""
         stream, start = ClientStream(request, self._clock), request["start"]
+        self._sessions.begins(request["task"]["session_id"])
         self._ends.begins(start["tell"], start["request_id"])
         with self._in_progress.round():
             try:
@@ -83,7 +86,7 @@ class ClientRounds:
                     await self._send(request, stream, context, send_alive)
             finally:
                 if not stream.is_told:
-                    self._ends.tell(start["tell"], stream.ended("left"))
+                    self._tell_end(request, stream.ended("left"))
 
     async def _send(
         self, request: GenerateRequest, stream: ClientStream, context: StopSignal, send: Send[Chunk]
@@ -98,14 +101,14 @@ class ClientRounds:
         except Exception as error:
             if stream.is_complete or context.is_stopped():
                 return  # the client has all of it, or reads no more
-            self._fail(request["start"], stream, error, send)
+            self._fail(request, stream, error, send)
 
-    def _fail(self, start: RoundStart, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
+    def _fail(self, request: GenerateRequest, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
         status, message = _explained(error)
         goes_on = goes_on_elsewhere(status, has_output=stream.has_output)
         trace = tracing.current()
         told = stream.ended("failed", status=status, message=message, goes_on=goes_on, start=engine_start(message))
-        self._ends.tell(start["tell"], told)
+        self._tell_end(request, told)
         send(error_chunk(status, trace.quoted(message) if trace else message, again=goes_on))
 
     async def _run(self, request: GenerateRequest, stream: ClientStream, send: Send[Chunk]) -> None:
@@ -114,7 +117,7 @@ class ClientRounds:
         def pass_on(chunk: Chunk) -> None:
             """Tell the coordinator before the client, whose next request may come at once."""
             if stream.is_complete:
-                self._ends.tell(start["tell"], stream.ended("complete"))
+                self._tell_end(request, stream.ended("complete"))
             elif start.get("tells_begin") and stream.has_begun:
                 start["tells_begin"] = False
                 self._ends.tell(start["tell"], Begun(start["request_id"], has_output=True))
@@ -131,6 +134,12 @@ class ClientRounds:
                     self._background.spawn(self._after_prefill(request))
                     return
         await self._rounds.generate(request, lambda chunk: pass_on(stream.decoded(chunk)))
+
+    def _tell_end(self, request: GenerateRequest, ended: RoundEnded) -> None:
+        """A round that goes on elsewhere ends no session."""
+        self._ends.tell(request["start"]["tell"], ended)
+        if request.get("ends_session") and not ended.goes_on:
+            self._sessions.ended(request["task"]["session_id"])
 
     def _was_waiting(self, request: GenerateRequest, since_s: float) -> None:
         """Times in a message count from when it was sent."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ampd.reports import format_bytes, format_ms, format_number, format_share
+from ampd.reports import counted, format_bytes, format_ms, format_number, format_share, text_table
 from ampd.reports.page import Chart, Section, Series, Shape, write_page
 from ampd.types import Slo
 from workloads.results import RoundRecord, local_share, meets, missed_rounds, prompt_tokens_note
@@ -25,8 +25,6 @@ Runs = Mapping[str, Result]
 
 _MS = 1e3
 _LONGEST_NAME = 28
-_MOST_LANES = 60
-"""Sessions of the chart with a line per session."""
 _MOST_SCATTERED = 3
 """Runs whose rounds are drawn one by one."""
 _ROUTE_COLOURS = {"local": 0, "remote": 1, "error": 4, None: 7}
@@ -112,6 +110,11 @@ def figures(runs: Runs, wanted: Sequence[_Figure] = (*_LATENCIES, *_LOAD)) -> li
             cells = [text(values[0]), *(text(each) + _change(values[0], each, text) for each in values[1:])]
             rows.append([name, *cells])
     return rows
+
+
+def figures_table(runs: Runs) -> str:
+    """The same as text."""
+    return text_table([["", *runs], *figures(runs)])
 
 
 def _change(first: float | None, value: float | None, text: Callable[[float | None], str]) -> str:
@@ -214,7 +217,7 @@ def _courses(runs: Runs) -> list[Section]:
 
 
 def _rounds(result: Result, suffix: str) -> list[Section]:
-    """The rounds one by one: their TTFT over time, and, of a few sessions, a line per session."""
+    """The TTFT of the rounds, one by one, over time."""
     sample, slo = result["series"]["sample"], result.get("slo")
     if not sample:
         return []
@@ -223,11 +226,7 @@ def _rounds(result: Result, suffix: str) -> list[Section]:
     part = f" {len(sample)} of the {whole} rounds are drawn." if len(sample) < result["rounds"] else ""
     chart = Chart("sent at, seconds", "TTFT, ms", _scattered(sample), levels, is_log=True, height=260)
     text = [f"Hollow: the round missed a target.{part}"]
-    found = [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
-    lanes = list(dict.fromkeys(row[0] for row in sample))
-    if len(lanes) <= _MOST_LANES and not part:
-        found.append(_lanes(sample, lanes, suffix))
-    return found
+    return [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
 
 
 def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
@@ -243,35 +242,6 @@ def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
 
 def _note(row: Sequence[Any]) -> str:
     return f"{format_ms(row[3], 0)} ms, {shortened(row[0])} round {row[1] + 1}"
-
-
-def _lanes(sample: Sequence[Sequence[Any]], lanes: Sequence[str], suffix: str) -> Section:
-    number = {name: lane for lane, name in enumerate(lanes)}
-    series = []
-    for route, colour in _ROUTE_COLOURS.items():
-        rows = [row for row in sample if row[5] == route and row[4] is not None]
-        if rows:
-            series.append(
-                Series(
-                    route or "rounds",
-                    [row[2] for row in rows],
-                    [number[row[0]] for row in rows],
-                    "bars",
-                    colour,
-                    notes=[f"{shortened(row[0])} round {row[1] + 1}" for row in rows],
-                    middles=[row[2] + row[3] for row in rows],
-                    ends=[row[2] + row[4] for row in rows],
-                )
-            )
-    late = [row for row in sample if row[6] is False]
-    if late:
-        x, y = [row[2] + (row[3] or 0.0) for row in late], [number[row[0]] for row in late]
-        series.append(Series("missed a target", x, y, "points", 4))
-    height = min(90 + 13 * len(lanes), 640)
-    y_range = (-0.7, len(lanes) - 0.3)
-    chart = Chart("seconds since the start", "session", series, height=height, y_range=y_range, is_reversed=True)
-    text = ["One line per session; pale: waiting for the first token, full: decoding."]
-    return Section(f"Rounds over time{suffix}", text=text, chart=chart)
 
 
 def shortened(name: str) -> str:
@@ -334,7 +304,8 @@ def write_replay_report(path: Path, result: Result) -> None:
     targets = f"Targets: TTFT {slo['ttft'] * _MS:g} ms, ITL {slo['itl'] * _MS:g} ms. " if slo else ""
     note = f" Prompt tokens: {tokens}." if (tokens := prompt_tokens_note(result)) else ""
     lead = (
-        f"{state}{result['sessions']} sessions, {result['rounds']} rounds in {result['duration_s']:.1f} s{against}. "
+        f"{state}{counted(result['sessions'], 'session')}, {counted(result['rounds'], 'round')} in "
+        f"{result['duration_s']:.1f} s{against}. "
         f"{targets}Times are from the sending of a round, as its client measured them.{note}"
     )
     rows = [[name, str(value)] for name, value in settings.items() if value is not None]

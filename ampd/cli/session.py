@@ -17,7 +17,7 @@ from ampd.call_signatures import operator_token, read_secrets
 from ampd.cli.top_screen import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
-from ampd.state.embedded import URL, graphs_at
+from ampd.state.embedded import URL, graphs_at, only_one
 from ampd.telemetry.metrics.exposition import PORT_VARIABLE
 from ampd.wire import SESSIONS_ROUTE
 
@@ -196,13 +196,10 @@ def _controls(given: str | None, url: str | None = None) -> tuple[Sequence[str],
         return [given.rstrip("/")], ""
     if url is None and (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
         return [f"http://127.0.0.1:{port}"], ""
-    graphs = [graph for graph in graphs_at(url) if graph.controls]
-    if len(graphs) == 1:
-        return graphs[0].controls, graphs[0].token
-    if not graphs:
+    graph = only_one([graph for graph in graphs_at(url) if graph.controls], PROG)
+    if graph is None:
         raise UserError(
             f"{PROG}: no `ampd serve` with system ports runs on this machine (with --no-metrics there are none); "
             "name a coordinator with --coordinator-url"
         )
-    choices = ", or ".join(f"--url {graph.url}" for graph in graphs)
-    raise UserError(f"{PROG}: several graphs run on this machine; choose one with {choices}")
+    return graph.controls, graph.token

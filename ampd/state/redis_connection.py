@@ -134,7 +134,10 @@ class RedisConnection:
         try:
             if not connection.is_connected:
                 await connection.connect()
-            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            try:
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            except RuntimeError as error:  # uvloop has closed it: the network or the server has reset it
+                raise RedisConnectionError(str(error)) from None
             for _ in commands:
                 try:
                     answers.append(await connection.read_response())

@@ -44,22 +44,17 @@ class Figure:
     seeds: int
 
     @classmethod
-    def of(cls, values: Sequence[float], mean: float | None = None, least: float = 0.0, most: float = inf) -> Figure:
+    def of(cls, values: Sequence[float], mean: float | None = None, most: float = inf) -> Figure:
         """The figure of one value per seed.
 
         Args:
             mean: another value than their mean.
-            least, most: the interval ends there.
+            most: the interval ends there, and at 0.
         """
         middle, half = fmean(values) if mean is None else mean, half_width(values)
         if not isfinite(half):
             return cls(middle, None, None, len(values))
-        return cls(middle, max(middle - half, least), min(middle + half, most), len(values))
-
-    def times(self, factor: float) -> Figure:
-        """The figure in another unit."""
-        low, high = (None if value is None else factor * value for value in (self.low, self.high))
-        return Figure(factor * self.mean, low, high, self.seeds)
+        return cls(middle, max(middle - half, 0.0), min(middle + half, most), len(values))
 
 
 @dataclass(slots=True)
@@ -109,12 +104,6 @@ class Candidate:
     def figure(self) -> Figure | None:
         """Its goodput, with an interval over the single seeds; None: it is not known."""
         return Figure.of([self.goodput([seed]) for seed in self.seeds], self.most) if self.seeds else None
-
-    def gain_over(self, other: Candidate) -> Figure:
-        """How much more it carries than the other one, by the seeds of both."""
-        seeds = [seed for seed in self.seeds if seed in other.seeds]
-        singles = [self.goodput([seed]) - other.goodput([seed]) for seed in seeds]
-        return Figure.of(singles, self.goodput(seeds) - other.goodput(seeds), least=-inf)
 
     def attainment(self, rate: float) -> Figure:
         """The share of the rounds within both targets at a rate that was tried."""

@@ -237,7 +237,11 @@ class Relay:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=MADE_BY_AIOHTTP
+            timeout=timeout,
+            connector=connector,
+            auto_decompress=False,
+            skip_auto_headers=MADE_BY_AIOHTTP,
+            max_field_size=MOST_HEADER_BYTES,  # the frontend sends x-request-id back
         ) as self._session:
             self._models = ServedModels(self._session, self._upstream)
             yield
@@ -390,8 +394,9 @@ def _acknowledge(answer: aiohttp.ClientResponse) -> None:
 
 
 _ASKS_FOR_A_STREAM = re.compile(rb'"stream"\s*:\s*true')
-_SILENCE_S = 30.0
-"""Proxies and clients give up a silent connection after 60 s or more. Refusals come sooner, and have their status."""
+_SILENCE_S, _BEAT_S = 30.0, 15.0
+"""Until the first sign of life, and between two. Proxies and clients give up a silent connection after 60 s or more.
+Refusals come before the first one, and have their status."""
 
 
 class _Waiting:
@@ -417,7 +422,7 @@ class _Waiting:
             await self._begun.prepare(self._request)
             while True:
                 await self._begun.write(b"\n")
-                await asyncio.sleep(_SILENCE_S)
+                await asyncio.sleep(_BEAT_S)
 
     def __enter__(self) -> _Waiting:
         return self

@@ -49,7 +49,7 @@ SOURCES = (
     Source("x-session-id"),
     Source("x-session-affinity"),
     Source("x-litellm-session-id"),
-    Source("x-*-session-id"),
+    Source("*-session-id"),
     Source("x-opencode-session"),
     Source("x-conversation-id"),
     Source("x-*-chat-id"),

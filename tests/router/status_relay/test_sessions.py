@@ -32,6 +32,8 @@ def named(headers: dict[str, str], body: Any = None, names: str = "") -> str:
         ({"x-parent-session-id": "p", "x-dynamo-parent-session-id": "p", "x-request-id": "r"}, {}, ""),
         ({"x-litellm-session-id": "run"}, {"prompt_cache_key": "other"}, "run"),
         ({"X-Hermes-Session-Id": "h"}, {}, "h"),
+        ({"Helicone-Session-Id": "h", "X-Litellm-Session-Id": "run"}, {}, "run"),
+        ({"Helicone-Session-Id": "h"}, {}, "h"),
         ({"x-openwebui-chat-id": "chat"}, {}, "chat"),
         ({"x-kilocode-taskid": "task"}, {}, "task"),
         ({}, {"prompt_cache_key": "conversation"}, "conversation"),
