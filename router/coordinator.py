@@ -147,6 +147,7 @@ class Coordinator:
             round_log=self._round_log,
         )
         self._lease_probe = LeaseProbe(self.view, calls, CALL_TIMEOUT_S)
+        self.store_answered = self._services.placer.store_answered
 
     @property
     def running(self) -> int:
@@ -166,12 +167,6 @@ class Coordinator:
     def worker_deaths(self) -> int:
         """Workers that died while they had a round of this replica, once per round."""
         return self._services.deaths.count
-
-    def store_answered(self) -> None:
-        """The shared state takes writes: rounds use it again if they had lost it."""
-        self._services.placer.store_answered()
-        if self._services.access.undeleted:
-            self._background.spawn(self._services.access.delete_bindings())
 
     async def start(self, keys: tuple[bytes, ...] = ()) -> None:
         """Connect to the shared state, and listen to workers.

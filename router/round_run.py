@@ -79,16 +79,18 @@ class Services:
     round_log: RoundLog = RoundLog.END
     prefixes: KnownPrefixes = field(default_factory=KnownPrefixes)
 
-    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
+    async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_unbound: bool = False) -> None:
         """End a session with its branches everywhere: in this replica's memory, in the shared state and on the workers.
 
         Args:
             used: workers that served the session's last round.
+            is_unbound: the worker that ended this round ends the session's own binding.
         """
-        keys = self.branches.of(session_id)
+        branches = self.branches.of(session_id)[1:]
         self.branches.forget(session_id)
+        end = self.access.end_session
         await asyncio.gather(
-            *(self.access.end_session(key, tenant, used if key == session_id else set()) for key in keys)
+            end(session_id, tenant, used, is_unbound=is_unbound), *(end(key, tenant, set()) for key in branches)
         )
 
 
@@ -270,7 +272,6 @@ class RoundRun:
             raise self._unplaceable(error) from error
         self._record.is_initial |= placement.is_new_session
         self._placement = self._unreached = placement
-        self._services.access.undeleted.pop(self._request.session_id, None)
         self._record.placed(placement.plan, placement.binding)
         self._holder = placement.plan.holder.worker_id if placement.plan.holder else self._holder
         log_placed(self._services.round_log, self._record)
@@ -516,10 +517,11 @@ class RoundRun:
         if not before or not is_complete:
             return
         if drops_history(before, plan.decode.worker_id, plan.decision.worker_id):
-            self._services.spawn(self._services.access.leave_session(before, self._request.session_id))
+            self._services.spawn(self._services.access.release(before, self._request.session_id))
 
     async def _end_session(self, used: set[str]) -> None:
-        await self._services.end_session(self._request.session_id, self._request.tenant, used)
+        request, is_unbound = self._request, self.end is not None and not self.end.goes_on
+        await self._services.end_session(request.session_id, request.tenant, used, is_unbound=is_unbound)
 
 
 async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Send[Chunk]) -> None:

@@ -343,9 +343,11 @@ class MemoryStore(StateStore):
         await self._trip("binding")
         return self._state.bound(session_id)
 
-    async def end_session(self, session_id: str, tenant: str = "") -> Binding | None:  # noqa: ARG002
+    async def end_session(self, session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:  # noqa: ARG002
         await self._trip("end")
         binding = self._state.bound(session_id)
+        if owner and binding and binding.worker_id != owner:
+            return binding
         self._state.unbind(session_id)
         self._publish(SessionEnded(session_id))
         return binding

@@ -110,7 +110,8 @@ SCENES = {
         serve=("--prefill", "1", "--decode", "1", "--ttft", "1.5", "--itl", "0.2", "--max-wait", "0"),
         replay=("--limit", "12", "--ttft", "1.5", "--itl", "0.2", "--time-scale", "0.2"),
         note="real engines on a tiny random model: the figures show that the graph works and how long this machine "
-        "takes; on a busy CPU targets are missed",
+        "takes; on a busy CPU targets are missed; ENGINE=modelled compares systems, because engines that share a CPU "
+        "differ more from run to run than systems do",
     ),
     EngineName.MODELLED: _Scene(
         serve=("--perf", "qwen3-32b-h20", "--tp", "2", "--ttft", "1", "--itl", "0.03", "--max-wait", "0"),

@@ -14,7 +14,7 @@ from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
 from ampd.handler_stream import Chunk, Send, StopSignal, send_all
 from ampd.keys import pack_tokens
-from ampd.round_end import Begun, PrefillFailed, Told, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, Told, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
@@ -33,6 +33,7 @@ from workers.engines.base import EngineError
 from workers.peers import DynamoPeers
 from workers.round_ends import RoundEnds
 from workers.round_service import RoundService
+from workers.session_releaser import SessionEnds
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class ClientRounds:
         rounds: RoundService,
         prefills: DynamoPeers,
         ends: RoundEnds,
+        sessions: SessionEnds,
         stream_tokens: int = 1,
         context_limit: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -63,6 +65,7 @@ class ClientRounds:
         self._rounds = rounds
         self._prefills = prefills
         self._ends = ends
+        self._sessions = sessions
         self._stream_tokens = stream_tokens
         self._context_limit = context_limit
         self._clock = clock
@@ -77,6 +80,7 @@ class ClientRounds:
     async def serve(self, request: GenerateRequest, context: StopSignal, send: Send[Chunk]) -> None:
         """Answer one round. A round that fails ends with an `error_chunk`."""
         stream, start = ClientStream(request, self._clock), request["start"]
+        self._sessions.begins(request["task"]["session_id"])
         self._ends.begins(start["tell"], start["request_id"])
         with self._in_progress.round():
             try:
@@ -84,7 +88,7 @@ class ClientRounds:
                     await self._send(request, stream, context, send_alive)
             finally:
                 if not stream.is_told:
-                    self._tell(start, stream.ended("left"))
+                    self._tell_end(request, stream.ended("left"))
 
     async def _send(
         self, request: GenerateRequest, stream: ClientStream, context: StopSignal, send: Send[Chunk]
@@ -98,14 +102,14 @@ class ClientRounds:
         except Exception as error:
             if stream.is_complete or context.is_stopped():
                 return  # the client has all of it, or reads no more
-            self._fail(request["start"], stream, error, send)
+            self._fail(request, stream, error, send)
 
-    def _fail(self, start: RoundStart, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
+    def _fail(self, request: GenerateRequest, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
         status, message = _explained(error)
         goes_on = goes_on_elsewhere(status, has_output=stream.has_output)
         trace = tracing.current()
         told = stream.ended("failed", status=status, message=message, goes_on=goes_on, start=engine_start(message))
-        self._tell(start, told)
+        self._tell_end(request, told)
         send(error_chunk(status, trace.quoted(message) if trace else message, again=goes_on))
 
     async def _chunks(self, request: GenerateRequest, stream: ClientStream) -> AsyncGenerator[Chunk, None]:
@@ -117,18 +121,19 @@ class ClientRounds:
             if chunk is not None:
                 reason = ends_at_prefill(chunk, request, self._context_limit)
                 request = _taken_over(request, prefill, chunk["token_ids"])
-                yield self._noted(start, stream, stream.prefilled(chunk, reason))
+                yield self._noted(request, stream, stream.prefilled(chunk, reason))
                 if stream.is_complete:
                     self._background.spawn(self._after_prefill(request))
                     return
         async with aclosing(self._rounds.generate(request)) as chunks:
             async for chunk in chunks:
-                yield self._noted(start, stream, stream.decoded(chunk))
+                yield self._noted(request, stream, stream.decoded(chunk))
 
-    def _noted(self, start: RoundStart, stream: ClientStream, chunk: Chunk) -> Chunk:
+    def _noted(self, request: GenerateRequest, stream: ClientStream, chunk: Chunk) -> Chunk:
         """Tell the coordinator before the client, whose next request may come at once."""
+        start = request["start"]
         if stream.is_complete:
-            self._tell(start, stream.ended("complete"))
+            self._tell_end(request, stream.ended("complete"))
         elif start.get("tells_begin") and stream.has_begun:
             start["tells_begin"] = False
             self._tell(start, Begun(start["request_id"], has_output=True))
@@ -136,6 +141,12 @@ class ClientRounds:
 
     def _tell(self, start: RoundStart, told: Told) -> None:
         self._ends.tell(start["tell"], told)
+
+    def _tell_end(self, request: GenerateRequest, ended: RoundEnded) -> None:
+        """A round that goes on elsewhere ends no session."""
+        self._tell(request["start"], ended)
+        if request.get("ends_session") and not ended.goes_on:
+            self._sessions.ended(request["task"]["session_id"])
 
     def _was_waiting(self, request: GenerateRequest, since_s: float) -> None:
         """Times in a message count from when it was sent."""

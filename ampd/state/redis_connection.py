@@ -126,7 +126,10 @@ class RedisConnection:
         try:
             if not connection.is_connected:
                 await connection.connect()
-            await connection.send_command(*command, check_health=False)
+            try:
+                await connection.send_command(*command, check_health=False)
+            except RuntimeError as error:  # uvloop has closed it: the network or the server has reset it
+                raise RedisConnectionError(str(error)) from None
             answer = await connection.read_response()
         except ResponseError:
             self._idle.append(connection)
@@ -276,7 +279,6 @@ def redis_client(url: str, timeout_s: float) -> Any:
         url: as in `ampd.state.redis_store.open_store`.
 
     Raises:
-        UserError: the URL of Sentinels is malformed.
         ValueError, TypeError, RedisError: redis-py does not accept the URL.
     """
     options = {
@@ -353,82 +355,34 @@ def _reason(error: Exception) -> str:
     return text
 
 
-# -- URLs of the shared state, and of Sentinels: `redis+sentinel://[user:password@]host:port,host:port,.../SERVICE[/db]`
+# -- URLs of the shared state
 
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _SENTINEL_PORT = 26379
-_EXAMPLE = "redis+sentinel://host1:26379,host2:26379,host3:26379/SERVICE/0"
-
-
-def sentinels_of(parts: SplitResult) -> tuple[list[tuple[str, int]], str]:
-    """The Sentinels and the name of the service that they watch.
-
-    Raises:
-        UserError: the URL is malformed.
-    """
-    hosts: list[tuple[str, int]] = []
-    for place in parts.netloc.rpartition("@")[2].split(","):
-        host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
-        if not colon:
-            host, port = place, str(_SENTINEL_PORT)
-        if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
-            raise UserError(f"state URL: the Sentinels must be host:port, separated by commas, as in {_EXAMPLE}")
-        hosts.append((host.strip("[]"), int(port)))
-    service, _, database = parts.path.strip("/").partition("/")
-    if not service:
-        raise UserError(f"state URL: it must name the service that the Sentinels watch, as in {_EXAMPLE}")
-    if database and not (database.isascii() and database.isdigit()):
-        raise UserError(f"state URL: the database must be a number, as in {_EXAMPLE}")
-    return hosts, unquote(service)
-
-
+_USER = "([^/?#]*@)?"
+_HOST = r"(\[[^\]/?#@]+\]|[^\[\]:/?#@,]+)(:\d{1,5})?"
+_URL = re.compile(
+    rf"(rediss?://{_USER}{_HOST}(/\d*/?)?|rediss?\+sentinel://{_USER}{_HOST}(,{_HOST})*/[^/?#]+(/\d*)?|unix://{_USER}/[^?#]+)"
+    r"(\?\S*)?",
+    re.ASCII,
+)
 NO_CLUSTER = (
     "state URL: Redis Cluster is not supported; use one Redis, several behind Sentinels (redis+sentinel://), or one "
     "address that follows the master"
 )
-_HOST = re.compile(r"([^:\[\]]*|\[.*\])(:\d*)?")
 
 
 def check_url(url: str) -> None:
-    """Raise `UserError` for a malformed URL. Only its scheme is quoted: other parts may belong to a password."""
-    if _has_unquoted_credentials(url):
+    """Raise `UserError` for a malformed URL. Nothing of it is quoted, because any part may belong to a password."""
+    if not _URL.fullmatch(url):
         raise UserError(
-            "state URL: the user or the password has a character that ends it in a URL; write / as %2F, ? as %3F, "
-            "# as %23"
+            "state URL: it is malformed; give redis://USER:PASSWORD@HOST:6379/0, rediss:// (TLS), unix:///SOCKET or "
+            "redis+sentinel://HOST:26379,HOST:26379/SERVICE/0, and write / ? # of a password as %2F %3F %23"
         )
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise UserError("state URL: it is malformed, perhaps its IPv6 address; expected redis://host:port/db") from None
-    if parts.scheme in SENTINEL_SCHEMES:
-        sentinels_of(parts)
-        return
-    if "cluster" in parts.scheme:
-        raise UserError(NO_CLUSTER)
-    try:
-        _ = parts.port
-    except ValueError:
-        raise UserError("state URL: the port must be a number up to 65535, as in redis://host:6379/0") from None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise UserError(
-            f"state URL: scheme {parts.scheme!r} is not known; expected redis://, rediss://, unix:// or redis+sentinel://"
-        )
-    if parts.scheme == "unix" and not parts.path.strip("/"):
-        raise UserError("state URL: unix:// needs the path of a socket, as in unix:///run/redis/redis.sock")
-    if parts.scheme in ("redis", "rediss"):
-        _check_redis(parts)
 
 
-def _has_unquoted_credentials(url: str) -> bool:
-    """Whether a `/`, `?` or `#` cuts user and password off from the @ that ends them."""
-    rest = url.partition("://")[2]
-    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    return "@" in rest and "@" not in place and not _HOST.fullmatch(place)
-
-
-def _check_redis(parts: SplitResult) -> None:
-    if not parts.hostname:
-        raise UserError(f"state URL: {parts.scheme}:// needs a host, as in {parts.scheme}://127.0.0.1:6379/0")
-    database = parts.path.strip("/")
-    if database and not (database.isascii() and database.isdigit()):
-        raise UserError(f"state URL: the database must be a number, as in {parts.scheme}://host:6379/0")
+def sentinels_of(parts: SplitResult) -> tuple[list[tuple[str, int]], str]:
+    """The Sentinels and the name of the service that they watch, of a URL that was checked."""
+    places = [urlsplit(f"//{place}") for place in parts.netloc.rpartition("@")[2].split(",")]
+    hosts = [(place.hostname or "", place.port or _SENTINEL_PORT) for place in places]
+    return hosts, unquote(parts.path.strip("/").partition("/")[0])

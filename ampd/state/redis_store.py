@@ -242,11 +242,12 @@ class StateStore:
         record = await self._connection.command("GET", self._schema.session(session_id))
         return _binding(session_id, record)
 
-    async def end_session(self, session_id: str, tenant: str = "") -> Binding | None:
+    async def end_session(self, session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:
         """Delete a binding and return it.
 
         Args:
             tenant: of the session, as far as the caller knows; the store knows it unless it has lost the session.
+            owner: nothing happens if the session is bound to another worker; "": it ends wherever it is bound.
         """
         schema = self._schema
         record = await self._connection.script(
@@ -258,7 +259,7 @@ class StateStore:
                 schema.tenant_of(session_id),
                 schema.ended,
             ],
-            [schema.events, session_id, schema.live_of(""), ms(ENDED_S)],
+            [schema.events, session_id, schema.live_of(""), ms(ENDED_S), owner],
         )
         return _binding(session_id, record)
 

@@ -76,6 +76,16 @@ def test_planning_needs_less_than_300_mb() -> None:
     assert 50e6 < sum(sizes.values()) < _MOST_BYTES
 
 
+def test_pip_finds_every_requirement_of_dynamo() -> None:
+    """One of them cannot be built from PyPI alone. The stand-in has the name and version that Dynamo wants."""
+    stand_in = tomllib.loads((_ROOT / "tools" / "aisimulate" / "pyproject.toml").read_text())["project"]
+    needed = [Requirement(text) for text in distribution("ai-dynamo").requires or []]
+    (required,) = (each for each in needed if each.name == stand_in["name"])
+    assert stand_in["version"] in required.specifier
+    guide = (_ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"^\$ pip install \./tools/aisimulate '\.\[(?:serve|sglang)\]'", guide, re.MULTILINE)) == 2
+
+
 _ALONE = """
 import sys
 from importlib.abc import MetaPathFinder

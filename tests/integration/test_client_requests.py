@@ -1,13 +1,16 @@
 """What agents send through the relay to Dynamo's frontend: requests that are mended, and calls that are cut."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.tiny_model import tiny_model_path
 from tests.harness.graph import HELLO, MODEL, Graph, profile, session
 from tests.waiting import PATIENCE_S
 
@@ -29,13 +32,30 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
     replies = graph.folder / "replies.jsonl"
     replies.write_text(json.dumps({"session": "calls", "text": f"I write it. {CALL}"}))
-    coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x")
+    model = strict_model(graph.folder)
+    coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x", "--model", str(model))
     graph.start_frontend("--model-alias", f"claude-*={MODEL}", status_relay=True)
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf, "--replies", str(replies))
     await graph.until_answers([coordinator])
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
+
+
+LOOP = "{%- for message in messages %}"
+STRICT = (
+    "{%- if message.role == 'system' and not loop.first %}{{- raise_exception('The system comes first') }}{%- endif %}"
+)
+
+
+def strict_model(folder: Path) -> Path:
+    """The model with a template that takes a message of the system at the first place only."""
+    model = Path(shutil.copytree(tiny_model_path(), folder / "strict"))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    assert LOOP in settings["chat_template"]
+    settings["chat_template"] = settings["chat_template"].replace(LOOP, LOOP + STRICT)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    return model
 
 
 def called(arguments: Any, **more: Any) -> dict[str, Any]:
@@ -110,6 +130,25 @@ def history(path: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
 async def test_a_history_is_mended(client: httpx.AsyncClient, path: str, messages: list[dict[str, Any]]) -> None:
     answer = await ask(client, path, history(path, messages))
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("path", TOOLS)
+async def test_what_the_system_says_in_the_middle_reaches_the_model(
+    client: httpx.AsyncClient, path: str, role: str
+) -> None:
+    first = said("short", "system")
+    bare, whole = [
+        (await ask(client, path, history(path, [*before, said("word " * count, role), USER]))).json()["usage"]
+        for before, count in (([], 1), ([first], 50))
+    ]
+    counts = [each.get("prompt_tokens") or each["input_tokens"] + cached(each) for each in (bare, whole)]
+    assert counts[1] > counts[0] + 45
+
+
+def cached(usage: dict[str, Any]) -> int:
+    """Tokens that Anthropic's API does not count as input."""
+    return int(usage.get("cache_read_input_tokens", 0))
 
 
 LOST = [

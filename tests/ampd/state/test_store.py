@@ -180,6 +180,15 @@ class TestClaims:
         assert queued.task.session_id == ended.session_id == session_id
         await watcher.aclose()
 
+    async def test_a_worker_ends_no_session_of_another_worker(self, cluster: Any, make: Any) -> None:
+        """It tells the end late, and the session may live again by then."""
+        store = await cluster.store()
+        await store.route(make.write("s1"), SessionLimits(LONG_S))
+        assert await store.end_session("s1", owner="d2") == Binding("s1", "d1", 1)
+        assert await store.binding("s1") is not None
+        await store.end_session("s1", owner="d1")
+        assert await store.binding("s1") is None
+
     async def test_namespaced_lookalikes_do_not_collide(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()
         await store.route(make.write("workers"), SessionLimits(LONG_S))

@@ -327,15 +327,9 @@ async def test_where_mixed_passes_save_nothing_the_batch_pauses_for_each_and_no_
         assert passes[begin : begin + 22] == [(64, 0), (0, 1)] * 10 + [(60, 0), (0, 2)]
 
 
-async def test_two_ranks_share_the_same_passes(tmp_path: Path) -> None:
-    async with sharing(tmp_path, tp=2) as two:
-        await check_sizes(two)
-        await check_slices(two, PLAIN, PLAIN)
-
-
-async def test_the_overlapped_schedule_shares_the_same_passes(tmp_path: Path) -> None:
+async def test_two_ranks_with_the_overlapped_schedule_share_the_same_passes(tmp_path: Path) -> None:
     """SGLang prepares the next pass while one computes. By default it does so on a GPU only."""
-    async with sharing(tmp_path, engine_args='{"disable_overlap_schedule": false}') as overlapped:
+    async with sharing(tmp_path, tp=2, engine_args='{"disable_overlap_schedule": false}') as overlapped:
         await check_sizes(overlapped)
         await check_slices(overlapped, PLAIN, PLAIN)
         await check_slices(overlapped, PLAIN, CHOICES)
