@@ -196,10 +196,8 @@ def has_card(connection_id: int) -> bool:
     would not be found.
     """
     try:
-        cards = [
-            file.read_bytes() for file in (_folder() / _CARDS).iterdir() if file.name.endswith(f"%2F{connection_id:x}")
-        ]
-        return any(json.loads(card) for card in cards)
+        own = (file for file in (_folder() / _CARDS).iterdir() if file.name.endswith(f"%2F{connection_id:x}"))
+        return any(json.loads(file.read_bytes()) for file in own)
     except OSError:
         return True
     except ValueError:

@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ampd.errors import RunError, UserError
@@ -19,6 +18,8 @@ from ampd.types import Parallelism
 # -- the points to measure: prefills by history and increment, decode batches by size and context, KV transfers
 
 Point = TypeVar("Point")
+Measurement = tuple[Any, ...]
+"""The name of a curve, and a point of it."""
 
 
 class Density(StrEnum):
@@ -36,7 +37,7 @@ class Grid:
     Attributes:
         prefill: (history, increment) in tokens.
         decode: (sequences, context of each in tokens).
-        transfer: tokens.
+        transfer: tokens, of moves between workers and of reloads.
         mixed: (sequences, context of each, increment) of passes that prefill beside a decode batch.
     """
 
@@ -45,8 +46,15 @@ class Grid:
     transfer: tuple[int, ...]
     mixed: tuple[tuple[int, int, int], ...] = ()
 
-    def __len__(self) -> int:
-        return len(self.prefill) + len(self.decode) + len(self.transfer) + len(self.mixed)
+    def measurements(self) -> list[Measurement]:
+        """What is measured, by the curve that gets it."""
+        return [
+            *(("prefill", *point) for point in self.prefill),
+            *(("decode", *point) for point in self.decode),
+            *(("transfer", tokens) for tokens in self.transfer),
+            *(("reload", tokens) for tokens in self.transfer),
+            *(("mixed", *point) for point in self.mixed),
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,18 +171,22 @@ class Probe(Protocol):
         ...
 
     async def transfer_s(self, tokens: int) -> float | None:
-        """Time to read the KV of `tokens` from another engine."""
+        """Time to read the KV of `tokens` from the store of another worker."""
+        ...
+
+    async def reload_s(self, tokens: int) -> float | None:
+        """Time to copy the KV of `tokens` from the store to the device."""
         ...
 
 
 @dataclass(slots=True)
 class Points:
-    """Medians of the measurements, as in a file of points.
+    """Medians of the measurements.
 
     Attributes:
         prefill: (history, increment, seconds).
         decode: (sequences, tokens of all their contexts, seconds of a step).
-        transfer: (tokens, seconds).
+        transfer, reload: (tokens, seconds).
         mixed: (sequences, tokens of all their contexts, increment, seconds).
         discarded: measurements of points that the engine did not run as asked.
     """
@@ -182,51 +194,59 @@ class Points:
     prefill: list[tuple[int, int, float]]
     decode: list[tuple[int, int, float]]
     transfer: list[tuple[int, float]]
+    reload: list[tuple[int, float]] = field(default_factory=list)
     mixed: list[tuple[int, int, int, float]] = field(default_factory=list)
     discarded: int = 0
 
 
-async def measure(probe: Probe, grid: Grid, repeats: int, seed: int, on_point: Callable[[], object]) -> Points:
-    """Measure every point `repeats` times after one pass to warm up; returns the medians.
+Seen = dict[Measurement, list[float | None]]
+"""The seconds of each measurement so far; None where the engine did not run the point as asked."""
 
-    `on_point` is called after each measurement, `(repeats + 1) * len(grid)` times.
+
+def left_to_measure(grid: Grid, repeats: int, seen: Seen) -> int:
+    """How often `measure` will measure, warming up included."""
+    have = [len(seen.get(name, ())) for name in grid.measurements()]
+    return sum(repeats - count + 1 for count in have if count < repeats)
+
+
+async def measure(
+    probe: Probe, grid: Grid, repeats: int, seed: int, on_measured: Callable[[], object], seen: Seen
+) -> Points:
+    """Measure every point until it has `repeats` measurements, after one pass to warm up; returns the medians.
+
+    Args:
+        on_measured: called after each measurement, and each that only warms up.
+        seen: has the measurements of an earlier run, and gets those of this one.
     """
-    tasks: list[tuple[Any, Callable[[], Awaitable[float | None]]]] = [
-        *((("prefill", *point), partial(probe.prefill_s, *point)) for point in grid.prefill),
-        *((("decode", *point), partial(probe.decode_step_s, *point)) for point in grid.decode),
-        *((("transfer", tokens), partial(probe.transfer_s, tokens)) for tokens in grid.transfer),
-        *((("mixed", *point), partial(probe.mixed_pass_s, *point)) for point in grid.mixed),
-    ]
-    seen: dict[Any, list[float]] = {key: [] for key, _ in tasks}
-    discarded, rng = 0, random.Random(seed)
+    calls: dict[str, Callable[..., Awaitable[float | None]]] = {
+        "prefill": probe.prefill_s,
+        "decode": probe.decode_step_s,
+        "transfer": probe.transfer_s,
+        "reload": probe.reload_s,
+        "mixed": probe.mixed_pass_s,
+    }
+    found = {name: seen.setdefault(name, []) for name in grid.measurements()}
+    rng, order = random.Random(seed), [name for name in found if len(found[name]) < repeats]
     for repeat in range(repeats + 1):
-        rng.shuffle(tasks)
-        for key, task in tasks:
-            seconds = await task()
-            on_point()
-            if repeat == 0:
-                continue
-            if seconds is None:
-                discarded += 1
-            else:
-                seen[key].append(seconds)
-    return _medians(grid, seen, discarded)
+        rng.shuffle(order)
+        for name in order:
+            if repeat == 0 or len(found[name]) < repeat:
+                seconds = await calls[name[0]](*name[1:])
+                if repeat:
+                    found[name].append(seconds)
+                on_measured()
+    return _medians(found)
 
 
-def _medians(grid: Grid, seen: dict[Any, list[float]], discarded: int) -> Points:
-    points = Points(prefill=[], decode=[], transfer=[], discarded=discarded)
-    for hist, incr in grid.prefill:
-        if values := seen["prefill", hist, incr]:
-            points.prefill.append((hist, incr, statistics.median(values)))
-    for batch, context in grid.decode:
-        if values := seen["decode", batch, context]:
-            points.decode.append((batch, batch * context, statistics.median(values)))
-    for tokens in grid.transfer:
-        if values := seen["transfer", tokens]:
-            points.transfer.append((tokens, statistics.median(values)))
-    for batch, context, incr in grid.mixed:
-        if values := seen["mixed", batch, context, incr]:
-            points.mixed.append((batch, batch * context, incr, statistics.median(values)))
+def _medians(found: Seen) -> Points:
+    points = Points(prefill=[], decode=[], transfer=[])
+    for (curve, *point), measured in found.items():
+        values = [seconds for seconds in measured if seconds is not None]
+        points.discarded += len(measured) - len(values)
+        if curve in ("decode", "mixed"):
+            point[1] *= point[0]  # the context of the whole batch
+        if values:
+            getattr(points, curve).append((*point, statistics.median(values)))
     return points
 
 
@@ -273,6 +293,10 @@ def fit_profile(
         mixed = {attention_backend: fit_mixed(points.mixed, PiecewiseModel(profile), Parallelism(tp))}
         workers = tuple(curves.model_copy(update={"mixed_passes": mixed}) for curves in profile.workers)
         profile = profile.model_copy(update={"workers": workers})
+    if points.reload and kv_bytes_per_token:
+        # The model has no fixed part. So long reloads count most, which are those that matter.
+        tokens, seconds = (sum(column) for column in zip(*points.reload, strict=True))
+        profile = profile.model_copy(update={"host_link_bytes_per_s": tokens * kv_bytes_per_token / tp / seconds})
     errors = _errors(PiecewiseModel(profile), Parallelism(tp), held_prefill, held_decode, held_transfer)
     counts = {"prefill": len(held_prefill), "decode": len(held_decode), "kv_transfer": len(held_transfer)}
     about = provenance.assumptions | {f"held_out_{name}": float(count) for name, count in counts.items()}
@@ -302,6 +326,7 @@ def extended(profile: PerformanceProfile, measured: PerformanceProfile) -> Perfo
     return profile.model_copy(
         update={
             "workers": tuple(sorted((*others, curves), key=lambda worker: worker.tp)),
+            "host_link_bytes_per_s": measured.host_link_bytes_per_s or profile.host_link_bytes_per_s,
             "kv_transfers": (
                 *(move for move in profile.kv_transfers if curves.tp not in (move.tp_source, move.tp_target)),
                 moves,

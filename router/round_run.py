@@ -520,8 +520,8 @@ class RoundRun:
             self._services.spawn(self._services.access.release(before, self._request.session_id))
 
     async def _end_session(self, used: set[str]) -> None:
-        is_unbound = self.end is not None and not self.end.goes_on
-        await self._services.end_session(self._request.session_id, self._request.tenant, used, is_unbound=is_unbound)
+        request, is_unbound = self._request, self.end is not None and not self.end.goes_on
+        await self._services.end_session(request.session_id, request.tenant, used, is_unbound=is_unbound)
 
 
 async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Send[Chunk]) -> None:

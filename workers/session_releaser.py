@@ -59,8 +59,7 @@ class SessionEnds(InBackground):
             self._changed.clear()
             try:
                 await self._tell()
-            except StateUnavailableError as error:
-                log.debug("%d sessions stay bound for now: %s", len(self), error)
+            except StateUnavailableError:
                 await asyncio.sleep(_AGAIN_S)
                 self._changed.set()
 

@@ -25,8 +25,6 @@ Runs = Mapping[str, Result]
 
 _MS = 1e3
 _LONGEST_NAME = 28
-_MOST_LANES = 60
-"""Sessions of the chart with a line per session."""
 _MOST_SCATTERED = 3
 """Runs whose rounds are drawn one by one."""
 _ROUTE_COLOURS = {"local": 0, "remote": 1, "error": 4, None: 7}
@@ -219,7 +217,7 @@ def _courses(runs: Runs) -> list[Section]:
 
 
 def _rounds(result: Result, suffix: str) -> list[Section]:
-    """The rounds one by one: their TTFT over time, and, of a few sessions, a line per session."""
+    """The TTFT of the rounds, one by one, over time."""
     sample, slo = result["series"]["sample"], result.get("slo")
     if not sample:
         return []
@@ -228,11 +226,7 @@ def _rounds(result: Result, suffix: str) -> list[Section]:
     part = f" {len(sample)} of the {whole} rounds are drawn." if len(sample) < result["rounds"] else ""
     chart = Chart("sent at, seconds", "TTFT, ms", _scattered(sample), levels, is_log=True, height=260)
     text = [f"Hollow: the round missed a target.{part}"]
-    found = [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
-    lanes = list(dict.fromkeys(row[0] for row in sample))
-    if len(lanes) <= _MOST_LANES and not part:
-        found.append(_lanes(sample, lanes, suffix))
-    return found
+    return [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
 
 
 def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
@@ -248,35 +242,6 @@ def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
 
 def _note(row: Sequence[Any]) -> str:
     return f"{format_ms(row[3], 0)} ms, {shortened(row[0])} round {row[1] + 1}"
-
-
-def _lanes(sample: Sequence[Sequence[Any]], lanes: Sequence[str], suffix: str) -> Section:
-    number = {name: lane for lane, name in enumerate(lanes)}
-    series = []
-    for route, colour in _ROUTE_COLOURS.items():
-        rows = [row for row in sample if row[5] == route and row[4] is not None]
-        if rows:
-            series.append(
-                Series(
-                    route or "rounds",
-                    [row[2] for row in rows],
-                    [number[row[0]] for row in rows],
-                    "bars",
-                    colour,
-                    notes=[f"{shortened(row[0])} round {row[1] + 1}" for row in rows],
-                    middles=[row[2] + row[3] for row in rows],
-                    ends=[row[2] + row[4] for row in rows],
-                )
-            )
-    late = [row for row in sample if row[6] is False]
-    if late:
-        x, y = [row[2] + (row[3] or 0.0) for row in late], [number[row[0]] for row in late]
-        series.append(Series("missed a target", x, y, "points", 4))
-    height = min(90 + 13 * len(lanes), 640)
-    y_range = (-0.7, len(lanes) - 0.3)
-    chart = Chart("seconds since the start", "session", series, height=height, y_range=y_range, is_reversed=True)
-    text = ["One line per session; pale: waiting for the first token, full: decoding."]
-    return Section(f"Rounds over time{suffix}", text=text, chart=chart)
 
 
 def shortened(name: str) -> str:

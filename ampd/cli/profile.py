@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import asdict
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import pairwise
@@ -26,7 +25,7 @@ from pydantic import Field
 
 from ampd.cli.serve.devices import TINY_CPU
 from ampd.cli.serve.settings import TINY, EngineName
-from ampd.documents import check_writable
+from ampd.documents import check_writable, replacing
 from ampd.errors import RunError, UserError
 from ampd.keys import page_keys
 from ampd.model_folder import check_model_folder
@@ -35,9 +34,10 @@ from ampd.progress import Progress
 from ampd.settings import Settings, parse_settings
 from ampd.tiny_model import tiny_model_path
 from ampd.wire import KvReply, KvRequest
-from planner.profiler import Density, Limits, Points, extended, fit_profile, grid_of, measure
+from planner.profiler import Density, Limits, Points, Seen, extended, fit_profile, grid_of, left_to_measure, measure
 from workers.engines import create_engine, performance_model, settings_model
 from workers.engines.base import Engine, EngineError, EngineInfo, EngineOutput, EngineRequest
+from workers.kv.exchange import KvExchange
 
 # -- runs prefills, decode batches and KV moves on an engine, and times them
 
@@ -49,43 +49,42 @@ _JOINED_STEPS = 2
 _SETTLING_TOKENS = 4
 """Output of the request that waits until a batch has left. Engines may drop aborted rounds only in the next step."""
 _TOKEN_IDS = (64, 250)
-_HERE, _THERE = "measured", "peer"
 _TIMEOUT_S = 60.0
 
 
-class LocalPeers:
-    """Lets the engines of one process read KV from each other."""
+class LocalPeer:
+    """Another worker, of which there is only the store."""
 
-    def __init__(self, engines: dict[str, Engine]) -> None:
-        self._engines = engines
+    def __init__(self, kv: KvExchange[Any]) -> None:
+        self._kv = kv
 
-    async def call(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+    async def call(self, _worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         """Raises `TimeoutError`."""
-        return await asyncio.wait_for(self._engines[worker_id].kv.serve(request), timeout_s)
+        return await asyncio.wait_for(self._kv.serve(request), timeout_s)
 
 
 class EngineProbe:
-    """Times one engine. A second engine of the same kind is its peer for KV moves. Both must be running.
+    """Times one engine, which must be running. `peer`: another store, from which it reads KV.
 
     Every measurement uses new tokens and a new session, so that no cache distorts it, and releases them afterwards.
     """
 
-    def __init__(self, engine: Engine, peer: Engine, seed: int) -> None:
+    def __init__(self, engine: Engine, peer: KvExchange[Any], seed: int) -> None:
         self._engine = engine
         self._peer = peer
         self._rng = random.Random(seed)
-        peers = LocalPeers({_HERE: engine, _THERE: peer})
-        for side in (engine, peer):
-            side.kv.connect(peers, lambda _session_id, _tokens: None)
+        engine.kv.connect(LocalPeer(peer), lambda _session_id, _tokens: None)
 
     async def prefill_s(self, hist_tokens: int, incr_tokens: int) -> float | None:
         """Time to the first token; None if the engine's cache did not hold exactly the history."""
         session_id, tokens = _name(), self._tokens(hist_tokens + incr_tokens)
         try:
             if hist_tokens:
-                await self._run(self._engine, session_id, tokens[:hist_tokens], 0)
+                await self._run(session_id, tokens[:hist_tokens], 0)
+                # Its way to the store must not delay what is timed.
+                await self._engine.kv.store.settle(_TIMEOUT_S)
             start_s = time.perf_counter()
-            output = await self._run(self._engine, session_id, tokens, 1)
+            output = await self._run(session_id, tokens, 1)
             seconds = time.perf_counter() - start_s
         finally:
             await self._engine.kv.release_session(session_id)
@@ -130,7 +129,7 @@ class EngineProbe:
         try:
             await asyncio.wait({decoding, waiting}, return_when=asyncio.FIRST_COMPLETED)
             begin_s = time.perf_counter()
-            await self._run(self._engine, session_id, self._tokens(incr_tokens), 1)
+            await self._run(session_id, self._tokens(incr_tokens), 1)
             end_s = time.perf_counter()
             await decoding
         finally:
@@ -153,17 +152,26 @@ class EngineProbe:
 
     async def transfer_s(self, tokens: int) -> float | None:
         """Time of a read from the peer, including the directory look-up; None if it moved too little."""
-        session_id, rid, page = _name(), uuid4().hex, self._engine.info.page_size_tokens
-        context = self._tokens(tokens + 1)
+        rid, page = uuid4().hex, self._engine.info.page_size_tokens
+        keys = page_keys(self._tokens(tokens), page, tenant="")
         try:
-            await self._run(self._peer, session_id, context, 0)
-            # The page of the last token is never read, because that token is always computed.
-            keys = page_keys(context[:tokens], page, tenant="")
-            fetched = await self._engine.kv.fetch(rid, keys, self._engine.kv.protect(rid, keys), _THERE, _TIMEOUT_S)
+            await self._peer.store.put(keys)
+            fetched = await self._engine.kv.fetch(rid, keys, self._engine.kv.protect(rid, keys), "peer", _TIMEOUT_S)
         finally:
             await self._engine.kv.unprotect(rid)
-            await self._peer.kv.release_session(session_id)
         return fetched.seconds if fetched.error is None and fetched.tokens == tokens // page * page else None
+
+    async def reload_s(self, tokens: int) -> float | None:
+        """Time of a copy from the store to the device; None if it had not all of these tokens."""
+        session_id, page = _name(), self._engine.info.page_size_tokens
+        # The page of the last token is never loaded, because that token is always computed.
+        context = self._tokens(tokens + 1)
+        try:
+            await self._engine.kv.store.put(page_keys(context[:tokens], page, tenant=""))
+            output = await self._run(session_id, context, 1)
+        finally:
+            await self._engine.kv.release_session(session_id)
+        return output.reload_s or None if output.reloaded_tokens == tokens // page * page else None
 
     async def _decode_batch(
         self, batch_times_s: list[list[float]], context_tokens: int, is_over: Callable[[], bool]
@@ -191,15 +199,15 @@ class EngineProbe:
         """Wait until the engine is idle, because a step of an aborted batch would delay the next measurement."""
         session_id = _name()
         try:
-            await self._run(self._engine, session_id, self._tokens(1), _SETTLING_TOKENS)
+            await self._run(session_id, self._tokens(1), _SETTLING_TOKENS)
         finally:
             await self._engine.kv.release_session(session_id)
 
-    async def _run(self, engine: Engine, session_id: str, tokens: list[int], new: int) -> EngineOutput:
+    async def _run(self, session_id: str, tokens: list[int], new: int) -> EngineOutput:
         """Run one request to its end. The last output has the engine's counts."""
         last = EngineOutput([])
         call = EngineRequest(uuid4().hex, session_id, tokens, new, _GREEDY)
-        async with aclosing(cast(AsyncGenerator[EngineOutput, None], engine.generate(call))) as stream:
+        async with aclosing(cast(AsyncGenerator[EngineOutput, None], self._engine.generate(call))) as stream:
             async for output in stream:
                 last = output
         if last.finish_reason is None:
@@ -233,7 +241,16 @@ class ProfileSettings(Settings):
     max_tokens: int | None = Field(None, ge=32, description="Leave out longer contexts.")
     repeats: int = Field(3, ge=1, description="Measurements of each point, after one that only warms up.")
     seed: int = Field(0, description="Seed of prompts, order and held-out points.")
-    points: Path | None = Field(None, description="Write the measured points to this file, too (JSON).")
+    points: Path | None = Field(
+        None,
+        description="Keep all measurements in this file (JSON); default: until the end, beside the output. A run that "
+        "was interrupted goes on from there.",
+    )
+
+    @property
+    def points_file(self) -> Path:
+        return self.points or self.output.with_name(f"{self.output.name}.points")
+
     extend: Path | None = Field(
         None, description="Performance-model file of other tensor-parallel degrees, which the output has, too."
     )
@@ -249,22 +266,22 @@ def run(argv: Sequence[str]) -> int:
         RunError: the engine failed.
     """
     settings = parse_settings(ProfileSettings, argv, PROG)
-    check_writable(settings.output, replaces=True)
-    check_writable(settings.points)
+    check_writable(settings.output, settings.points_file, replaces=True)
     if settings.engine is EngineName.SGLANG and find_spec("sglang") is None:
         raise UserError(
             "--engine sglang: SGLang is not installed: uv pip install --editable '.[sglang]' in AMPD's repository"
         )
     base = None if settings.extend is None else read_profile(settings.extend)
-    points, info, load_before = asyncio.run(_measured(settings))
-    if settings.points:
-        settings.points.write_text(json.dumps(asdict(points), indent=1) + "\n", encoding="utf-8")
+    seen = _read_points(settings)
+    points, info, load_before = asyncio.run(_measured(settings, seen))
     profile = _fitted(points, info, load_before, settings)
     write_profile(profile if base is None else extended(base, profile), settings.output)
+    if settings.points is None:
+        settings.points_file.unlink()
     result = {
         "output": str(settings.output),
         "fit_error": profile.provenance.fit_error,
-        "points": {name: len(getattr(points, name)) for name in ("prefill", "decode", "transfer")},
+        "points": {name: len(getattr(points, name)) for name in ("prefill", "decode", "transfer", "reload", "mixed")},
         "discarded": points.discarded,
         "kv_capacity_tokens": info.kv_capacity_tokens,
     }
@@ -275,20 +292,49 @@ def run(argv: Sequence[str]) -> int:
 # -- measuring
 
 
-async def _measured(settings: ProfileSettings) -> tuple[Points, EngineInfo, float]:
-    """The points, the engine, and the load average of the machine before."""
+def _run_id(settings: ProfileSettings) -> dict[str, Any]:
+    """What the measurements of a file of points are of."""
+    return settings.model_dump(mode="json", include={"engine", "model", "tp", "worker_args"})
+
+
+def _read_points(settings: ProfileSettings) -> Seen:
+    """The measurements of a run that was interrupted; none without its file.
+
+    Raises:
+        UserError: the file is of something else.
+    """
+    path = settings.points_file
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if kept["run"] != _run_id(settings):
+            raise ValueError
+        return {tuple(name): values for name, values in kept["points"]}
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{PROG}: {path} has measurements of something else than this engine: remove it") from None
+
+
+async def _measured(settings: ProfileSettings, seen: Seen) -> tuple[Points, EngineInfo, float]:
+    """The points, the engine, and the load average of the machine before. Each measurement is kept at once."""
     try:
         async with AsyncExitStack() as stack:
-            # The second engine is not measured. It only serves KV to the first.
-            engine, peer = [await _started(settings, stack) for _ in range(2)]
+            engine = await _started(settings, stack)
             info = engine.info
             limits = Limits(info.max_context_tokens, info.kv_capacity_tokens, info.page_size_tokens)
             grid = grid_of(settings.grid, limits, settings.max_tokens)
+            peer = engine.kv.without_engine(max(grid.transfer))
+            stack.push_async_callback(peer.close)
             load_before = os.getloadavg()[0]
-            total = (settings.repeats + 1) * len(grid)
-            with Progress("measuring", total, "point") as bar:
-                probe = EngineProbe(engine, peer, settings.seed)
-                points = await measure(probe, grid, settings.repeats, settings.seed, bar.update)
+            bar = stack.enter_context(Progress("measuring", left_to_measure(grid, settings.repeats, seen), "point"))
+
+            def on_measured() -> None:
+                with replacing(settings.points_file) as partial:
+                    partial.write_text(json.dumps({"run": _run_id(settings), "points": list(seen.items())}))
+                bar.update()
+
+            probe = EngineProbe(engine, peer, settings.seed)
+            points = await measure(probe, grid, settings.repeats, settings.seed, on_measured, seen)
             return points, info, load_before
     except EngineError as error:
         raise RunError(f"{PROG}: {error}") from None
@@ -333,6 +379,7 @@ def _fitted(points: Points, info: EngineInfo, load_before: float, settings: Prof
         "points_prefill": len(points.prefill),
         "points_decode": len(points.decode),
         "points_transfer": len(points.transfer),
+        "points_reload": len(points.reload),
         "discarded_measurements": points.discarded,
         "held_out_share": _HELD_OUT,
         "load_average_before": round(load_before, 2),
@@ -366,10 +413,10 @@ def _text(result: dict[str, Any], profile: PerformanceProfile) -> str:
     counts, curves = result["points"], profile.workers[0]
     segments = (len(curves.prefill.segments), len(curves.decode.segments), len(profile.kv_transfers[0].segments))
     lines = [f"{result['output']}: fitted; relative error on points that the fit has not seen"]
-    for name, count, pieces in zip(("prefill", "decode", "kv_transfer"), counts.values(), segments, strict=True):
+    for name, pieces in zip(("prefill", "decode", "kv_transfer"), segments, strict=True):
         mean, most = (result["fit_error"].get(f"{name}_{what}") for what in ("mean", "max"))
         shown = "-" if mean is None or most is None else f"mean {mean:.1%}, largest {most:.1%}"
-        lines.append(f"  {name:<12} {shown} ({count} points, {pieces} segments)")
+        lines.append(f"  {name:<12} {shown} ({counts[name.removeprefix('kv_')]} points, {pieces} segments)")
     if result["discarded"]:
         lines.append(f"  {result['discarded']} measurements did not succeed as requested and were left out")
     return "\n".join(lines)

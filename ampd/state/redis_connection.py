@@ -126,7 +126,10 @@ class RedisConnection:
         try:
             if not connection.is_connected:
                 await connection.connect()
-            await connection.send_command(*command, check_health=False)
+            try:
+                await connection.send_command(*command, check_health=False)
+            except RuntimeError as error:  # uvloop has closed it: the network or the server has reset it
+                raise RedisConnectionError(str(error)) from None
             answer = await connection.read_response()
         except ResponseError:
             self._idle.append(connection)

@@ -48,7 +48,7 @@ def test_report_is_self_contained(route: str | None, slo: Slo | None, tmp_path: 
     assert "<script>alert" not in page
     assert "The MIT License" in page
     assert not re.search(r"""(?:src|href)=["']https?:|url\(["']?https?:|@import""", page)
-    assert page.count('<div class="chart">') == 12
+    assert page.count('<div class="chart">') == 11
     assert ("Routes and reasons" in page) is (route is not None)
     assert ("42.9%" in page) is (slo is not None)  # 3 of 7 rounds
     assert ("Targets: TTFT 110 ms, ITL 100 ms." in page) is (slo is not None)
@@ -67,7 +67,6 @@ def test_missed_rounds_are_listed_and_marked(tmp_path: Path) -> None:
     assert "Rounds that missed a target (4)" in page
     assert "TTFT 120 ms of 110 ms" in page
     assert "remote (cheapest)" in page
-    assert page.count('"name":"missed a target"') == 1
     without = _page(tmp_path, _result(_records("remote"), None))
     assert "missed a target" not in without.replace("Hollow: the round missed a target.", "")
 
@@ -77,7 +76,6 @@ def test_a_long_list_is_cut_with_a_note(tmp_path: Path) -> None:
     page = _page(tmp_path, _result(records, SLO, {}))
     assert page.count("TTFT 1,000 ms of 110 ms") == 100
     assert "150 later ones are not listed" in page
-    assert "Rounds over time" not in page, "that many lines say nothing"
 
 
 def test_a_report_of_many_sessions_is_small(tmp_path: Path) -> None:

@@ -190,6 +190,25 @@ class EngineStore:
             return None
         return {name: await self._sums_at(name, of_pool) for name, of_pool in offsets.items()}
 
+    # -- without an engine, to time moves and loads
+
+    def without_engine(self, tokens: int) -> EngineStore:
+        """A store of the same kind that no engine uses, with room for so many tokens. Its KV travels between hosts."""
+        pages = tokens // self.geometry.page_size + 1
+        size_bytes = 2 * sum(pool.record_bytes * (pool.window_pages or pages) for pool in self.geometry.pools)
+        other = EngineStore(StoreMemory.create(size_bytes), 0, has_checksums=self._has_checksums)
+        other._geometry = self._geometry
+        other._directory = StoreDirectory(size_bytes, self.geometry.page_size, self.geometry.pools)
+        return other
+
+    async def put(self, keys: Sequence[bytes]) -> None:
+        """Take what lies in free memory for the KV of a context, so that moves and loads of it can be timed."""
+        of_pools = {pool.name: keys[-pool.window_pages :] for pool in self.geometry.pools}
+        reservation = self.directory.reserve("", of_pools, self._clock())
+        if reservation is not None:
+            sums = await self.checksums({name: places.offsets for name, places in reservation.offsets.items()})
+            self.directory.written(reservation.id, sums)
+
     # -- stores of neighbours
 
     async def first_offset(self, worker_id: str, descriptor: Descriptor) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from ampd.wire import KvReply, KvRequest
 from workers.kv.peer_reads import Descriptor, KvPeers, KvStore, PeerReads, Transport, encode_descriptor
@@ -79,6 +79,12 @@ class KvExchange(Generic[Store]):
         self._reads = PeerReads(self.store, self._transport, peers, self._clock)
         self._on_held = on_held
         self._report()
+
+    def without_engine(self, tokens: int) -> Self:
+        """An exchange with a store of its own that has room for so many tokens, and with no engine."""
+        other = type(self)(self.store.without_engine(tokens), self._make_transport, self._clock)
+        other._transport = self._make_transport(*other.store.place)
+        return other
 
     @property
     def session_tokens(self) -> int:

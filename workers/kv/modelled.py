@@ -64,6 +64,16 @@ class ModelledStore:
     async def checksums(self, offsets: Mapping[str, Sequence[int]]) -> None:
         """There are no bytes."""
 
+    def without_engine(self, tokens: int) -> ModelledStore:
+        """A store of the same kind that no engine uses."""
+        page_size, (pool,) = self.geometry.page_size, self.geometry.pools
+        token_bytes, fingerprint = pool.record_bytes // page_size, self.geometry.fingerprint
+        return ModelledStore(page_size, tokens + page_size, token_bytes, fingerprint, clock=self._clock)
+
+    async def put(self, keys: Sequence[bytes]) -> None:
+        """Store the pages of a context that nothing has computed."""
+        self.write("", keys)
+
     def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:
         """Protect the stored part of a context until `unprotect`."""
         return self.directory.protect(rid, keys, self._clock())

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
@@ -72,6 +72,14 @@ class KvStore(Protocol):
 
     async def checksums(self, offsets: Mapping[str, Sequence[int]]) -> Checksums:
         """By pool, the checksums of the records at offsets, as they are in memory now."""
+        ...
+
+    async def put(self, keys: Sequence[bytes]) -> None:
+        """Take what lies in free memory for the KV of a context, so that moves and loads of it can be timed."""
+        ...
+
+    def without_engine(self, tokens: int) -> Self:
+        """A store of the same kind that no engine uses, with room for so many tokens."""
         ...
 
     def protect(self, rid: str, keys: Sequence[bytes]) -> Loadable:

@@ -1,9 +1,7 @@
 """From points to a profile: the error is that on points which the fit has not seen."""
 
-import asyncio
 import datetime
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,7 @@ from ampd.errors import RunError
 from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import PerformanceProfile, Provenance
 from ampd.types import Parallelism
-from planner.profiler import Density, Limits, Points, fit_profile, grid_of, measure, split
+from planner.profiler import Density, Limits, Points, fit_profile, grid_of, split
 
 PROVENANCE = Provenance(
     kind="measured", source="a test", model="none", gpu="none", date=datetime.date(2026, 1, 1), method="invented"
@@ -83,51 +81,6 @@ TRUE = load_performance_model("qwen3-32b-h20")
 INVENTED = Provenance.model_validate(
     {"kind": "rough", "source": "a test", "model": "-", "gpu": "-", "date": "2026-01-01", "method": "invented"}
 )
-
-
-class ModelledProbe:
-    """Says what a model says; every third answer is wild, and some points never come about."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.counts: dict[tuple[Any, ...], int] = {}
-
-    def answer(self, seconds: float, *point: Any) -> float | None:
-        self.calls.append(point)
-        self.counts[point] = self.counts.get(point, 0) + 1
-        if point == ("prefill", 512, 16):
-            return None
-        return 10 * seconds if self.counts[point] == 2 else seconds
-
-    async def prefill_s(self, hist_tokens: int, incr_tokens: int) -> float | None:
-        return self.answer(TRUE.prefill_s(hist_tokens, incr_tokens, TP1), "prefill", hist_tokens, incr_tokens)
-
-    async def decode_step_s(self, batch: int, context_tokens: int) -> float | None:
-        return self.answer(TRUE.decode_step_s(batch, batch * context_tokens, TP1), "decode", batch, context_tokens)
-
-    async def mixed_pass_s(self, batch: int, context_tokens: int, incr_tokens: int) -> float | None:
-        point, context = ("mixed", batch, context_tokens, incr_tokens), batch * context_tokens
-        return self.answer(TRUE.mixed_pass_s([(0, incr_tokens)], batch, context, TP1), *point)
-
-    async def transfer_s(self, tokens: int) -> float | None:
-        return self.answer(TRUE.kv_transfer_s(tokens, TP1, TP1), "transfer", tokens)
-
-
-def test_medians_of_the_repeats_without_the_warm_up() -> None:
-    probe, done = ModelledProbe(), []
-    grid = grid_of(Density.QUICK, Limits(4096, 100_000, 16))
-    points = asyncio.run(measure(probe, grid, 3, 0, lambda: done.append(1)))
-    assert len(done) == len(probe.calls) == 4 * len(grid)
-    assert points.discarded == 3
-    assert ("prefill", 512, 16) in probe.counts
-    assert all((hist, incr) != (512, 16) for hist, incr, _ in points.prefill)
-    for hist, incr, seconds in points.prefill:
-        assert seconds == TRUE.prefill_s(hist, incr, TP1), "one wild answer of three does not move the median"
-    for batch, context, seconds in points.decode:
-        assert seconds == TRUE.decode_step_s(batch, context, TP1)
-    rounds = [probe.calls[start : start + len(grid)] for start in range(0, len(probe.calls), len(grid))]
-    assert all(sorted(map(str, record)) == sorted(map(str, rounds[0])) for record in rounds), "every point once a round"
-    assert rounds[1] != rounds[2], "in another order each time"
 
 
 def test_the_fit_finds_the_model_and_says_how_far_it_is_off_on_points_it_has_not_seen() -> None:

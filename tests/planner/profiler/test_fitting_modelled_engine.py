@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
-from asyncio import get_running_loop
+from asyncio import Event, get_running_loop, sleep
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.types import Parallelism
 from planner.profiler import Grid, Points, fit_profile, measure
 from tests.virtual_time import run_virtually
+from workers.engines.base import EngineOutput, EngineRequest
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import read_model_folder
 
@@ -59,26 +62,32 @@ TRUTH = PiecewiseModel(
         provenance=PROVENANCE,
         workers=(ParallelismCurves(tp=1, prefill=PREFILL, decode=DECODE),),
         kv_transfers=(TRANSFER,),
+        kv_bytes_per_token=64,
+        host_link_bytes_per_s=1e6,
     )
 )
 MODULES = ("ampd.cli.profile", "workers.engines.modelled_request", "workers.kv.modelled")
 
 
 async def measured(folder: Path, clock_of: pytest.MonkeyPatch, capacity_tokens: int = 65_536) -> tuple[Points, int]:
-    """The points of a pair of modelled engines, and the tokens that they still hold afterwards."""
-    engines = [
-        ModelledEngine(read_model_folder(folder), TRUTH, TP1, capacity_tokens, capacity_tokens) for _ in range(2)
-    ]
-    for engine in engines:
-        # The exchange took its clock when its module was loaded.
-        clock_of.setattr(engine.kv, "_clock", get_running_loop().time)
-        await engine.start()
+    """The points of a modelled engine, and the tokens that its sessions still hold afterwards."""
+    async with probed(folder, TRUTH, clock_of, capacity_tokens) as (engine, probe):
+        points = await measure(probe, GRID, 2, 1, lambda: None, {})
+        return points, engine.kv.session_tokens
+
+
+@asynccontextmanager
+async def probed(
+    folder: Path, model: PiecewiseModel, clock_of: pytest.MonkeyPatch, capacity_tokens: int
+) -> AsyncIterator[tuple[ModelledEngine, EngineProbe]]:
+    engine = ModelledEngine(read_model_folder(folder), model, TP1, capacity_tokens, capacity_tokens)
+    # The exchange took its clock when its module was loaded.
+    clock_of.setattr(engine.kv, "_clock", get_running_loop().time)
+    await engine.start()
     try:
-        points = await measure(EngineProbe(engines[0], engines[1], 1), GRID, 2, 1, lambda: None)
-        return points, sum(engine.kv.session_tokens for engine in engines)
+        yield engine, EngineProbe(engine, engine.kv.without_engine(max(GRID.transfer)), 1)
     finally:
-        for engine in engines:
-            await engine.stop()
+        await engine.stop()
 
 
 @pytest.fixture
@@ -97,11 +106,15 @@ def test_the_curves_of_the_modelled_engine_are_found_again(folder: Path, monkeyp
         assert seconds == pytest.approx(TRUTH.prefill_s(hist, incr, TP1), rel=1e-4), (hist, incr)
     for tokens, seconds in points.transfer:
         assert seconds == pytest.approx(TRUTH.kv_transfer_s(tokens, TP1, TP1), rel=1e-4), tokens
+    for tokens, seconds in points.reload:
+        assert seconds == pytest.approx(TRUTH.reload_s(tokens, TP1), rel=1e-4), tokens
+    assert len(points.reload) == len(GRID.transfer)
     # A batch is measured while it generates: up to 2 * 16 tokens more of context a sequence than the point says.
     for batch, context, seconds in points.decode:
         least, most = (TRUTH.decode_step_s(batch, context + batch * more, TP1) for more in (0, 32))
         assert least * (1 - 1e-4) <= seconds <= most * (1 + 1e-4), (batch, context)
-    profile = fit_profile(points, PROVENANCE, 1, 0.2, 1)
+    profile = fit_profile(points, PROVENANCE, 1, 0.2, 1, kv_bytes_per_token=64)
+    assert profile.host_link_bytes_per_s == pytest.approx(1e6, rel=1e-3)
     assert [segment.from_incr_tokens for segment in profile.workers[0].prefill.segments] == [0, 256]
     assert profile.workers[0].decode.context_s_per_token == pytest.approx(5e-7, rel=0.05)
     # What is left are the generated tokens of the decode batches.
@@ -117,17 +130,12 @@ def test_what_mixed_passes_save_is_found_again(folder: Path, monkeypatch: pytest
     model = PiecewiseModel(TRUTH.profile.model_copy(update={"workers": (curves,)}))
 
     async def points() -> list[tuple[int, int, int, float]]:
-        engines = [ModelledEngine(read_model_folder(folder), model, TP1, 65_536, 65_536) for _ in range(2)]
-        for engine in engines:
-            await engine.start()
-        probe = EngineProbe(engines[0], engines[1], 1)
         found = []
-        for batch, context, incr in ((2, 64, 64), (8, 64, 256), (4, 512, 128), (8, 500, 512)):
-            seconds = await probe.mixed_pass_s(batch, context, incr)
-            assert seconds is not None
-            found.append((batch, batch * context, incr, seconds))
-        for engine in engines:
-            await engine.stop()
+        async with probed(folder, model, monkeypatch, 65_536) as (_, probe):
+            for batch, context, incr in ((2, 64, 64), (8, 64, 256), (4, 512, 128), (8, 500, 512)):
+                seconds = await probe.mixed_pass_s(batch, context, incr)
+                assert seconds is not None
+                found.append((batch, batch * context, incr, seconds))
         return found
 
     found = fit_mixed(run_virtually(points(), monkeypatch, *MODULES), TRUTH, TP1)
@@ -138,18 +146,34 @@ def test_what_mixed_passes_save_is_found_again(folder: Path, monkeypatch: pytest
 
 def test_a_history_that_the_engine_lost_is_not_measured_as_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def lost() -> tuple[float | None, float | None]:
-        engines = [ModelledEngine(read_model_folder(folder), TRUTH, TP1, 4096, 4096) for _ in range(2)]
-        for engine in engines:
-            monkeypatch.setattr(engine.kv, "_clock", get_running_loop().time)
-            await engine.start()
-        probe = EngineProbe(engines[0], engines[1], 1)
-        monkeypatch.setattr(engines[0], "_found", lambda _keys: Found(16))
-        try:
+        async with probed(folder, TRUTH, monkeypatch, 4096) as (engine, probe):
+            monkeypatch.setattr(engine, "_found", lambda _keys: Found(16))
             return await probe.prefill_s(16, 64), await probe.prefill_s(512, 64)
-        finally:
-            for engine in engines:
-                await engine.stop()
 
     held, evicted = run_virtually(lost(), monkeypatch, *MODULES)
     assert held is not None
     assert evicted is None
+
+
+def test_the_clock_starts_when_the_history_is_in_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that goes on delays the prefill behind it: here by a second, unless it is waited for."""
+
+    async def behind_a_write() -> float | None:
+        async with probed(folder, TRUTH, monkeypatch, 65_536) as (engine, probe):
+            generate, writes = engine.generate, Event()
+
+            async def settle(_timeout_s: float) -> None:
+                writes.set()
+
+            async def late(request: EngineRequest) -> AsyncIterator[EngineOutput]:
+                if request.max_new_tokens and not writes.is_set():
+                    await sleep(1.0)
+                async for output in generate(request):
+                    yield output
+
+            monkeypatch.setattr(engine.kv.store, "settle", settle)
+            monkeypatch.setattr(engine, "generate", late)
+            return await probe.prefill_s(512, 64)
+
+    seconds = run_virtually(behind_a_write(), monkeypatch, *MODULES)
+    assert seconds == pytest.approx(TRUTH.prefill_s(512, 64, TP1), rel=1e-4)

@@ -29,11 +29,11 @@ def test_every_point_fits_the_engine(
     # Only whole pages are found in a cache again; any other history would be measured as a shorter one.
     assert all(hist % page == 0 for hist, _ in grid.prefill)
     assert all(incr <= longest and batch * each + incr < capacity for batch, each, incr in grid.mixed)
-    assert len(grid) == len(grid.prefill) + len(grid.decode) + len(grid.transfer) + len(grid.mixed)
+    assert len(set(grid.measurements())) == len(grid.measurements())
 
 
 def test_denser_grids_have_more_points() -> None:
-    sizes = [len(grid_of(density, LARGE)) for density in (Density.QUICK, Density.NORMAL, Density.FULL)]
+    sizes = [len(grid_of(density, LARGE).measurements()) for density in (Density.QUICK, Density.NORMAL, Density.FULL)]
     assert sizes[0] < sizes[1] < sizes[2]
 
 

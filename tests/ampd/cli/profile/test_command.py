@@ -7,15 +7,21 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ampd.cli import profile
 from ampd.cli.main import main
+from ampd.perf.corrections import CorrectedModel
 from ampd.perf.presets import load_performance_model
 from ampd.perf.profile import read_profile, write_profile
 from ampd.tiny_model import TinyModel, make_tiny_model
 from ampd.types import Parallelism
 from planner.profiler import extended
+from workers.engines import create_engine
+from workers.engines.base import Engine, EngineError
+from workers.settings import WorkerSettings
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +47,72 @@ def quick(folder: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_a_measured_file_says_what_was_measured(points_file: Path) -> None:
-    profile = read_profile(points_file.with_name("perf.json"))
-    row = json.loads(points_file.read_text())
-    assert profile.provenance.kind == "measured"
-    assert profile.provenance.assumptions["points_prefill"] == len(row["prefill"]) == 8
-    assert profile.provenance.assumptions["repeats"] == 1
-    assert profile.max_context_tokens == 4096
-    assert profile.workers[0].kv_capacity_tokens == 262_144
-    assert profile.kv_bytes_per_token
-    assert set(profile.provenance.fit_error) >= {"prefill_mean", "decode_mean", "kv_transfer_mean"}
+    found = read_profile(points_file.with_name("perf.json"))
+    assert found.provenance.kind == "measured"
+    assert found.provenance.assumptions["points_prefill"] == len(kept(points_file, "prefill")) == 8
+    assert found.host_link_bytes_per_s
+    assert found.provenance.assumptions["repeats"] == 1
+    assert found.max_context_tokens == 4096
+    assert found.workers[0].kv_capacity_tokens == 262_144
+    assert found.kv_bytes_per_token
+    assert set(found.provenance.fit_error) >= {"prefill_mean", "decode_mean", "kv_transfer_mean"}
+
+
+def kept(points_file: Path, curve: str) -> list[tuple[list[int], Any]]:
+    """The points of a curve, and the measurements of each."""
+    points = json.loads(points_file.read_text())["points"]
+    return [(point, seconds) for (name, *point), seconds in points if name == curve]
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_goes_on(
+    points_file: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = json.loads(points_file.read_text())
+    del whole["points"][3]
+    (tmp_path / "perf.json.points").write_text(json.dumps(whole))
+    prefill_s, measured = profile.EngineProbe.prefill_s, []
+
+    async def counted(self: profile.EngineProbe, hist_tokens: int, incr_tokens: int) -> float | None:
+        measured.append((hist_tokens, incr_tokens))
+        return await prefill_s(self, hist_tokens, incr_tokens)
+
+    monkeypatch.setattr(profile.EngineProbe, "prefill_s", counted)
+    assert main(["profile", *quick(folder), "--output", str(tmp_path / "perf.json")]) == 0
+    assert measured == 2 * [(0, 768)], "one warms up"
+    assert [path.name for path in tmp_path.iterdir()] == ["perf.json"]
+    before, after = (read_profile(path) for path in (points_file.with_name("perf.json"), tmp_path / "perf.json"))
+    assert before.workers[0].decode == after.workers[0].decode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ['{"run": {"model": "another"}, "points": []}', "", "[1]", "{}"])
+def test_a_file_of_other_measurements_is_refused(
+    text: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = tmp_path / "points"
+    points.write_text(text)
+    argv = ["profile", *quick(folder), "--output", str(tmp_path / "perf.json"), "--points", str(points)]
+    assert main(argv) == 2
+    assert f"{points} has measurements of something else" in capsys.readouterr().err
+    assert points.read_text() == text
+
+
+@pytest.mark.slow
+def test_one_engine_takes_the_whole_memory_of_a_gpu(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As SGLang does, an engine takes 80 % of what is free, which must have room for the weights."""
+    free_bytes, weights_bytes = [80e9], 33e9
+
+    def create(settings: WorkerSettings, model: CorrectedModel | None) -> Engine:
+        if free_bytes[0] < weights_bytes:
+            raise EngineError("Loaded weights leave no GPU memory")
+        free_bytes[0] *= 0.2
+        return create_engine(settings, model)
+
+    monkeypatch.setattr(profile, "create_engine", create)
+    assert main(["profile", *quick(folder), "--output", str(tmp_path / "perf.json")]) == 0
 
 
 @pytest.mark.slow
@@ -136,16 +199,16 @@ def test_a_modelled_engine_is_profiled_from_the_command_line(
     argv = ["profile", "--engine", "modelled", "--grid", "quick", "--repeats", "1", "--json"]
     assert main([*argv, "--output", str(file), "--points", str(points)]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["points"] == {"prefill": 8, "decode": 6, "transfer": 3}
+    assert result["points"] == {"prefill": 8, "decode": 6, "transfer": 3, "reload": 3, "mixed": 8}
     assert result["discarded"] == 0
     true, fitted = load_performance_model("tiny-cpu"), load_performance_model(file)
     assert fitted.provenance.kind == "measured"
     assert fitted.kv_capacity_tokens(TP1) == 262_144
     assert fitted.prefill_s(0, 256, TP1) > 0
     # A busy machine adds an unknown time, and takes none away. The engine takes a page with its batch.
-    measured = [point for point in json.loads(points.read_text())["prefill"] if point[1] > PAGE_TOKENS]
+    measured = [(*point, seconds) for point, seconds in kept(points, "prefill") if point[1] > PAGE_TOKENS]
     assert len(measured) > 4
-    for hist, incr, seconds in measured:
+    for hist, incr, (seconds,) in measured:
         assert seconds > 0.99 * true.prefill_s(hist, incr, TP1)
 
 
@@ -163,13 +226,14 @@ def test_real_engines_are_profiled(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["points"]["prefill"] >= 7
     assert result["points"]["decode"] == 6
-    assert result["points"]["transfer"] == 3
+    assert result["points"]["transfer"] == result["points"]["reload"] == 3
     model = load_performance_model(file)
     # One repeat on a machine that may be busy: the times say nothing about each other, and the fit may flatten them.
     assert model.prefill_s(0, 64, TP1) > 0
     assert model.decode_step_s(1, 128, TP1) > 0
     assert model.kv_transfer_s(1024, TP1, TP1) > 0
     assert model.profile.kv_bytes_per_token == 2048
+    assert model.profile.host_link_bytes_per_s
 
 
 @pytest.mark.parametrize(
