@@ -7,7 +7,7 @@
 #   make test-all              all tests, also those that take minutes, without the matrix of models and TPs
 #   make test-matrix           that matrix: half an hour
 #   make audit                 known advisories about the pinned packages
-#   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK, Codex
+#   make clients               the packages of docs/clients.md, for its test: the extra `clients`, AIPerf, Vercel's AI SDK, Codex, Claude Code
 #   make sbom                  what is installed, as CycloneDX
 #   make docs                  the generated pages of docs/, from the code
 #   make compiled              the simulator and the policies as extension modules: `ampd simulate`, `ampd plan`
@@ -110,8 +110,8 @@ $(AIPERF)/.installed: | $(UV)
 $(NODE_CLIENTS)/.installed:
 	@mkdir -p $(NODE_CLIENTS)
 	@if command -v npm >/dev/null; then \
-		npm install --silent --prefix $(NODE_CLIENTS) ai @ai-sdk/openai-compatible zod @openai/codex && touch $@; \
-	else echo "make clients: npm is not installed: Vercel's AI SDK and Codex are not tried" >&2; fi
+		npm install --silent --prefix $(NODE_CLIENTS) ai @ai-sdk/openai-compatible zod @openai/codex @anthropic-ai/claude-code && touch $@; \
+	else echo "make clients: npm is not installed: Vercel's AI SDK, Codex and Claude Code are not tried" >&2; fi
 
 $(CLIENTS)/.installed: pyproject.toml | $(UV)
 	$(UV) venv --quiet --clear --python $(BIN)/python $(CLIENTS)

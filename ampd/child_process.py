@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
@@ -50,6 +51,16 @@ def exit_now(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def end_within(limit_s: float) -> None:
+    """End the process after this time, unless it has ended by then.
+
+    It offers nothing any more, so that no probe may ask it, and it may wait for ever: for a child that a driver holds.
+    """
+    end = threading.Timer(limit_s, os._exit, (1,))
+    end.daemon = True
+    end.start()
 
 
 # -- Ports for servers that start later, often in another process

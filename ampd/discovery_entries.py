@@ -192,12 +192,16 @@ async def delete_dead(endpoint: str) -> None:
 def has_card(connection_id: int) -> bool:
     """Whether a process' card of the model is in discovery by files. The file's name ends with the process' id.
 
-    True without that folder: what is written to a new one would not be found.
+    A card that was written while the disk was full is none. True without that folder: what is written to a new one
+    would not be found.
     """
     try:
-        return any(file.name.endswith(f"%2F{connection_id:x}") for file in (_folder() / _CARDS).iterdir())
+        own = (file for file in (_folder() / _CARDS).iterdir() if file.name.endswith(f"%2F{connection_id:x}"))
+        return any(json.loads(file.read_bytes()) for file in own)
     except OSError:
         return True
+    except ValueError:
+        return False
 
 
 def _folder() -> Path:

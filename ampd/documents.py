@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -44,31 +43,6 @@ def write_document(text: str, path: Path, what: str) -> None:
             partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot write the {what} ({error.strerror})") from None
-
-
-_SERIES = "series"
-"""The key of values for charts: long lists of numbers, which take one line each."""
-
-
-def dumped(document: dict[str, Any]) -> str:
-    """A result as JSON that people can read."""
-    lines: dict[str, str] = {}
-
-    def without_series(value: Any) -> Any:
-        if isinstance(value, list):
-            return [without_series(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        kept = {name: without_series(each) for name, each in value.items() if name != _SERIES}
-        if _SERIES in value:
-            kept[_SERIES] = f"{_SERIES} {len(lines)}"
-            lines[json.dumps(kept[_SERIES])] = json.dumps(value[_SERIES], separators=(",", ":"))
-        return kept
-
-    text = json.dumps(without_series(document), indent=1)
-    for mark, line in lines.items():
-        text = text.replace(f'"{_SERIES}": {mark}', f'"{_SERIES}": {line}', 1)
-    return text
 
 
 @contextmanager

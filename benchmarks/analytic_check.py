@@ -1,10 +1,10 @@
 """The analytic model against AIConfigurator's measured operators, by model and GPU.
 
     python -m benchmarks.analytic_check --write benchmarks/results/analytic-check.csv
-    python -m benchmarks.analytic_check --page docs/performance-model.md
+    python -m benchmarks.analytic_check --kept
 
-The first needs the extra `aiconfigurator` and writes a row for each point. The second puts the table of the rows into
-the page. A ratio above 1: the analytic model is the slower one.
+The first needs the extra `aiconfigurator` and writes a row for each point. The second prints their table. A
+ratio above 1: the analytic model is the slower one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ SAME_LAYERS = ("llama-3.3-70b", "qwen3-coder-30b-a3b")
 _PREFILLS = ((0, 512), (0, 4096), (0, 16_384), (32_768, 1024))
 _STEPS = ((1, 2000), (16, 2000), (64, 2000), (16, 32_000))
 _COLUMNS = ("model", "gpu", "tp", "what", "ours_ms", "theirs_ms", "ratio")
-_MARKS = ("<!-- analytic-check -->\n", "<!-- /analytic-check -->\n")
 
 
 def rows(models: Sequence[str], gpus: Sequence[str]) -> Iterator[dict[str, str]]:
@@ -92,23 +91,15 @@ def _span(rows: Sequence[dict[str, str]], kind: str) -> str:
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-"
 
 
-def with_table(page: str, results: Sequence[dict[str, str]]) -> str:
-    """The page with the table between its marks."""
-    before, _, rest = page.partition(_MARKS[0])
-    _, _, after = rest.partition(_MARKS[1])
-    return f"{before}{_MARKS[0]}\n{table(results)}\n{_MARKS[1]}{after}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=sorted(MODELS.keys() - set(SAME_LAYERS)))
     parser.add_argument("--gpus", nargs="+", default=list(GPUS))
     parser.add_argument("--write", type=Path, help="measure, and write the rows")
-    parser.add_argument("--page", type=Path, help="put the table of the kept rows into this page")
+    parser.add_argument("--kept", action="store_true", help="print the table of the kept rows, without the package")
     arguments = parser.parse_args()
-    if arguments.page:
-        text = arguments.page.read_text("utf-8")
-        arguments.page.write_text(with_table(text, read(RESULTS)), "utf-8")
+    if arguments.kept:
+        print(table(read(RESULTS)))
         return
     found = list(rows(arguments.models, arguments.gpus))
     if arguments.write:

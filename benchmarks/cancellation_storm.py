@@ -36,8 +36,9 @@ from typing import Any, cast
 import uvloop
 from dynamo.runtime import Context
 
+from ampd.background_tasks import InBackground
 from ampd.call_signatures import Signer
-from ampd.handler_stream import HandlerStream, send_all
+from ampd.handler_stream import HandlerStream
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
@@ -57,6 +58,7 @@ from workers.engines.modelled_tokens import read_model_folder
 from workers.engines.supervised import SupervisedEngine
 from workers.parts import WorkerParts
 from workers.round_ends import RoundEnds
+from workers.session_releaser import SessionEnds
 from workers.settings import WorkerSettings
 
 NAMESPACE = "benchmark-cancellation-storm"
@@ -94,7 +96,7 @@ class LocalWorkers:
     def __init__(self) -> None:
         self.parts: dict[str, WorkerParts] = {}
         self._answering: dict[str, ClientRounds] = {}
-        self._ends: list[RoundEnds] = []
+        self._ends: list[InBackground] = []
 
     async def close(self) -> None:
         """Close the connections over which the ends of rounds are told."""
@@ -102,7 +104,7 @@ class LocalWorkers:
             await ends.stop()
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
-        return HandlerStream(partial(send_all, self.parts[worker_id].rounds.prefill(request), context), context=context)
+        return HandlerStream(partial(self.parts[worker_id].rounds.prefill, request), context=context)
 
     async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
         raise NotImplementedError
@@ -110,8 +112,11 @@ class LocalWorkers:
     async def generate(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
         if worker_id not in self._answering:
             ends = RoundEnds(worker_id, Signer((), worker_id))
-            self._ends.append(ends)
-            self._answering[worker_id] = ClientRounds(worker_id, self.parts[worker_id].rounds, cast(Any, self), ends)
+            parts = self.parts[worker_id]
+            sessions = SessionEnds(parts.store, worker_id)
+            sessions.start()
+            self._ends += [ends, sessions]
+            self._answering[worker_id] = ClientRounds(worker_id, parts.rounds, cast(Any, self), ends, sessions)
         return HandlerStream(partial(self._answering[worker_id].serve, request, context), context=context)
 
     async def lives(self, worker_id: str) -> bool:
@@ -201,7 +206,9 @@ async def graph() -> AsyncIterator[Graph]:
                 lease_s=LEASE_S,
                 ttft=LEASE_S,  # no round is refused because of load
             )
-            coordinator = Coordinator(settings, made.workers, await store(), CoordinatorPolicies.of(settings))
+            coordinator = Coordinator(
+                settings, cast(Any, made.workers), await store(), CoordinatorPolicies.of(settings)
+            )
             await coordinator.start()
             stack.push_async_callback(coordinator.stop)
             made.coordinators.append(coordinator)

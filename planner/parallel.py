@@ -1,27 +1,21 @@
-"""Work on all cores of the machine, in processes that can be ended at any time.
-
-An executor of Python 3.11 cannot be ended at any time: if its processes end while cancelled tasks wait, its thread
-fails. These processes need no thread. Each one has a pipe, gets one task at a time, and is killed when nothing waits
-for it any more.
-"""
+"""Work on all cores of the machine, in processes that can be ended at any time."""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
+from ampd.child_process import end_with_parent
 from ampd.errors import RunError
 from ampd.progress import Progress
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-_LONGEST_S = 1e6
-"""Nothing waits for longer."""
 
 
 def in_parallel(
@@ -34,10 +28,9 @@ def in_parallel(
     jobs = min(jobs or os.cpu_count() or 1, len(items))
     if jobs <= 1:
         return list(_shown(map(work, items), len(items), label))
-    left = iter(range(len(items)))
     processes = Processes(lambda number: work(items[number]), jobs)
     try:
-        found = dict(_shown(processes.results(lambda: next(left, None)), len(items), label))
+        found = dict(_shown(processes.results(range(len(items))), len(items), label))
     finally:
         processes.close()
     return [found[number] for number in range(len(items))]
@@ -50,15 +43,10 @@ def _shown(results: Iterable[Result], total: int, label: str) -> Iterator[Result
             yield result
 
 
-class _Worker(NamedTuple):
-    process: Any
-    pipe: Connection
-
-
 class Processes:
     """Calls `work` with items, in processes.
 
-    They are forked with the first items, so that the work begins at once. Until then this process should have no thread
+    They are forked with the first items, and have what this process has by then. Until then it should have no thread
     that could hold a lock.
 
     Args:
@@ -69,101 +57,49 @@ class Processes:
     def __init__(self, work: Callable[[Any], Any], count: int) -> None:
         self._work = work
         self._count = count
-        self._workers: list[_Worker] = []
+        self._pool: ProcessPoolExecutor | None = None
 
-    def results(self, next_item: Callable[[], Any | None], timeout_s: float = _LONGEST_S) -> Iterator[tuple[Any, Any]]:
+    def results(self, items: Iterable[Any], timeout_s: float | None = None) -> Iterator[tuple[Any, Any]]:
         """Each item with its result, as soon as it is done. Close the processes if you stop before the end.
-
-        Args:
-            next_item: asked whenever a process is free. None: there is nothing to do until another result is there.
 
         Raises:
             TimeoutError: the seconds are over.
             RunError: a process ended, for example because the machine has no memory left.
         """
-        end_s = time.monotonic() + timeout_s
-        free = list(self._workers)
-        busy: dict[Any, tuple[_Worker, Any]] = {}
-        while True:
-            while (free or not self._workers) and (item := next_item()) is not None:
-                if time.monotonic() >= end_s:
-                    raise TimeoutError
-                if not self._workers:
-                    self._fork()
-                    free = list(self._workers)
-                worker = free.pop()
-                _send(worker, item)
-                busy[worker.pipe] = worker, item
-            if not busy:
-                return
-            ready = wait(list(busy), max(end_s - time.monotonic(), 0.0))
-            if not ready:
-                raise TimeoutError
-            for pipe in ready:
-                worker, item = busy.pop(pipe)
-                free.append(worker)
-                yield item, _received(worker)
+        if timeout_s is not None and timeout_s <= 0:
+            raise TimeoutError
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self._count, get_context("fork"), _begin, (self._work,))
+        try:
+            by_future = {self._pool.submit(_result, item): item for item in items}
+            for future in as_completed(by_future, timeout_s):
+                yield by_future[future], future.result()
+        except BrokenProcessPool:
+            raise RunError(
+                "a process of the simulation ended, perhaps for want of memory; try a smaller --jobs"
+            ) from None
 
     def close(self) -> None:
         """End the processes, also those that work."""
-        for worker in self._workers:
-            worker.process.kill()
-        for worker in self._workers:
-            worker.process.join()
-            worker.pipe.close()
-        self._workers = []
-
-    def _fork(self) -> None:
-        context = get_context("fork")
-        for _ in range(self._count):
-            ours, theirs = context.Pipe()
-            # A forked process has copies of our ends. While it has one, it does not see that this process has gone.
-            inherited = [*(worker.pipe for worker in self._workers), ours]
-            process = context.Process(target=_serve, args=(self._work, theirs, inherited), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append(_Worker(process, ours))
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        for process in list((pool._processes or {}).values()):
+            process.kill()
+        pool.shutdown()
 
 
-def _serve(work: Callable[[Any], Any], pipe: Connection, inherited: Sequence[Connection]) -> None:
-    """In a process: work until it is killed, or the other end of the pipe is gone."""
-    for end in inherited:
-        end.close()
+_works: list[Callable[[Any], Any]] = []
+"""In a process of the pool: its work."""
+
+
+def _begin(work: Callable[[Any], Any]) -> None:
+    end_with_parent(signal.SIGKILL)
     # Ctrl-C is for the process that waits. It may have its own way of ending, which this one must not inherit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
-        try:
-            item = pipe.recv()
-        except EOFError:
-            return
-        try:
-            outcome = True, work(item)
-        except Exception as error:
-            outcome = False, error
-        try:
-            pipe.send(outcome)
-        except BrokenPipeError:
-            return
+    _works.append(work)
 
 
-def _send(worker: _Worker, item: Any) -> None:
-    try:
-        worker.pipe.send(item)
-    except OSError:
-        raise _ended(worker) from None
-
-
-def _received(worker: _Worker) -> Any:
-    try:
-        is_result, outcome = worker.pipe.recv()
-    except (EOFError, OSError):
-        raise _ended(worker) from None
-    if not is_result:
-        raise outcome
-    return outcome
-
-
-def _ended(worker: _Worker) -> RunError:
-    worker.process.join()
-    return RunError(f"a process of the simulation ended (exit code {worker.process.exitcode}); try a smaller --jobs")
+def _result(item: Any) -> Any:
+    return _works[0](item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 import time
@@ -12,24 +13,23 @@ from importlib.metadata import version
 from statistics import fmean
 from typing import Any
 
-from ampd.documents import check_writable, dumped
+from ampd.documents import check_writable
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies.registry import create_named
-from ampd.reports import format_number, format_share
+from ampd.reports import counted, format_number, format_share, text_table
 from ampd.settings import parse_settings
 from ampd.types import MAX_WAIT, Parallelism
 from planner.case_settings import Limit, PlanSettings, misfits, provenance_of
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.explain import (
     Slack,
-    gpus_text,
+    answer,
     headroom_of,
     p95_over_target,
     rate_text,
     sentences,
     slack_of,
-    summary,
 )
 from planner.layout.fluid import Demand, demand_of
 from planner.layout.layout import Layout, PlanCase, layout_label
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
         error, result["manifest"] = refused, None
     for warning in result["manifest_warnings"]:
         print(f"{PROG}: {warning}", file=sys.stderr)
-    print(dumped(result) if settings.as_json else plan_table(result), flush=True)
+    print(json.dumps(result, indent=1) if settings.as_json else plan_table(result), flush=True)
     if needs and not settings.as_json:
         print("\n".join(needs), flush=True)
     if settings.report:
@@ -223,10 +223,9 @@ def planned(
             _layout(each, slack, plan, case) | _cost(each, plan.rate, settings)
             for each, slack in zip(plan.layouts, slacks, strict=True)
         ],
-        "summary": summary(plan, case),
+        "summary": answer(plan, case),
         "explanation": sentences(plan, case, left_out, slacks[0] if slacks else None),
         "meets_slo": plan.carries,
-        "next_step": _next_step(plan, case, settings),
         "more_load": _more_load(plan),
         "series": {"tried": _tried(plan, case)},
         "attainment_level": case.attainment,
@@ -338,20 +337,6 @@ def _more_load(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _next_step(plan: Plan, case: PlanCase, settings: PlanSettings) -> dict[str, Any] | None:
-    step = plan.next_step
-    if step is None:
-        return None
-    return {
-        "more_gpus": step.more_gpus,
-        **step.best.layout.as_dict(),
-        "objective": p95_over_target(step.best, plan.rate, case),
-        "headroom": headroom_of(step.best, plan.rate),
-        "gain": asdict(step.gain),
-        **_cost(step.best, plan.rate, settings),
-    }
-
-
 # -- the result as text for people
 
 _HEAD = ("layout", "GPUs", "carries", "attained", "TTFT P95", "mean ITL P95", "local")
@@ -364,19 +349,14 @@ def plan_table(result: dict[str, Any]) -> str:
     has_price = result["gpu_price"] is not None
     head = (*_HEAD, "per hour") if has_price else _HEAD
     table = [head, *(_row(layout) for layout in result["layouts"])]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in table)
-    ]
     slo = result["slo"]
     rate = rate_text(result["rate"])
     title = (
-        f"{gpus_text(result['gpus'])}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
+        f"{counted(result['gpus'], 'GPU')}, attained at {rate} sessions/s, TTFT {slo['ttft'] * 1e3:g} ms, "
         f"ITL {slo['itl'] * 1e3:g} ms: planned in {result['seconds']:.1f} s"
     )
     written = [f"Manifest: {result['manifest']}"] if result["manifest"] else []
-    return "\n".join([title, "", *lines, "", *result["explanation"], *written])
+    return "\n".join([title, "", text_table(table), "", *result["explanation"], *written])
 
 
 def _row(layout: dict[str, Any]) -> tuple[str, ...]:

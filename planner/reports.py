@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampd.reports import format_ms, format_number, format_share
+from ampd.reports import counted, format_ms, format_number, format_share
 from ampd.reports.page import Chart, Section, Series, write_page
 from ampd.types import ATTAINMENT
-from planner.layout.explain import BINDS, gpus_text, rate_text
+from planner.layout.explain import BINDS, rate_text
 from planner.layout.layout import layout_label
 from planner.layout.trial import IN_TIME
 from workloads.report import line_style, tiles
@@ -30,7 +30,9 @@ _PLAN_HEAD = (
     "TTFT P95",
     "mean ITL P95",
     "local",
+    "GPU hours per 1000 sessions",
 )
+_HOURS = "GPU hours are for the plan's rate, or for the rate that the layout carries if that is less. A dash: unknown."
 
 _CURVES = (
     "A full mark is a rate that is carried. An empty one is not: here or in the other chart it is below the level, or "
@@ -48,20 +50,21 @@ def write_plan_report(path: Path, result: dict[str, Any]) -> None:
     why = Section("Why", text=result["explanation"])
     sections = [why, _reproduction(result)]
     if layouts:
-        best_first = Section("Layouts, best first", head=_PLAN_HEAD, rows=[_layout_row(layout) for layout in layouts])
+        head = _PLAN_HEAD if result["gpu_price"] is None else (*_PLAN_HEAD, "price per hour")
+        rows = [_layout_row(layout) for layout in layouts]
+        best_first = Section("Layouts, best first", text=[_HOURS], head=head, rows=rows)
         sections = [
             best_first,
             why,
             *_pareto(result),
             *_curves(result),
-            _price(result),
             _limits(layouts),
             _reproduction(result),
         ]
     slo, model = result["slo"], result["performance_model"]
     rate = rate_text(result["rate"])
     lead = (
-        f"{result['summary']} Planned for {result['trace']} at {rate} sessions/s on {gpus_text(result['gpus'])}; "
+        f"{result['summary']} Planned for {result['trace']} at {rate} sessions/s on {counted(result['gpus'], 'GPU')}; "
         f"{model['model']} on {model['gpu']} ({model['kind']} performance model); "
         f"targets TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms. It took {result['seconds']:.1f} s. "
         "All figures are simulated with the performance model. A round is attained if its TTFT and its mean ITL are "
@@ -81,6 +84,8 @@ def _layout_row(layout: dict[str, Any]) -> list[str]:
         f"{format_ms(simulated['ttft_s']['p95'], 0)} ms",
         f"{format_ms(simulated['mean_itl_s']['p95'])} ms",
         format_share(local_share(simulated), 0),
+        format_number(layout["gpu_hours_per_1000_sessions"]),
+        *([f"{layout['price_per_hour']:.2f}"] if "price_per_hour" in layout else []),
     ]
 
 
@@ -89,28 +94,6 @@ def _carries(layout: dict[str, Any]) -> tuple[str, str]:
     if not layout["goodput"]:
         return "-", "-"
     return _figure(layout["goodput"])
-
-
-def _price(result: dict[str, Any]) -> Section:
-    """GPU hours, and prices if a GPU has one, of the layouts and of the next GPUs."""
-    has_price = result["gpu_price"] is not None
-    head = ("layout", "GPUs", "GPU hours per 1000 sessions", *(("price per hour",) if has_price else ()))
-
-    def row(layout: dict[str, Any]) -> list[str]:
-        price = [f"{layout['price_per_hour']:.2f}"] if has_price else []
-        hours = format_number(layout["gpu_hours_per_1000_sessions"])
-        return [layout_label(layout), str(layout["gpus"]), hours, *price]
-
-    rows = [row(layout) for layout in result["layouts"]]
-    text = [
-        f"GPU hours are for {rate_text(result['rate'])} sessions/s, or for the rate that the layout carries "
-        "if that is less. A dash: it is not known."
-    ]
-    if (step := result["next_step"]) is not None:
-        rows.append(row(step))
-        mean, interval = _figure(step["gain"])
-        text.append(f"The last line is with the next GPUs. Gain: {mean} sessions/s (95 % interval: {interval}).")
-    return Section("Price", text=text, head=head, rows=rows, is_half=True)
 
 
 def _limits(layouts: list[dict[str, Any]]) -> Section:
@@ -161,7 +144,7 @@ def _curves(result: dict[str, Any]) -> list[Section]:
         ("Sessions in time", "sessions_in_time", IN_TIME, "share that ends in time", []),
     )
     found = []
-    for title, key, level, label, text in charts:
+    for title, key, level, label, text in charts if any(layout["curve"] for layout in result["layouts"]) else ():
         series = [each for number, layout in enumerate(result["layouts"]) for each in _curve(layout, key, number)]
         levels, marks = [(level, f"{level:.0%}")], [(result["rate"], "the plan's rate")]
         chart = Chart("sessions per second", label, series, levels, marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,13 +13,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from ampd.documents import check_writable, dumped
+from ampd.documents import check_writable
 from ampd.errors import UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.policies import defaults
 from ampd.policies.base import split_names
 from ampd.policies.registry import KINDS, create_named
-from ampd.reports import format_share
+from ampd.reports import counted, format_share
 from ampd.settings import has_usual_size, parse_settings
 from ampd.types import MAX_WAIT, Moves, Slo
 from planner.case_settings import CaseSettings, Combination, Limit, Mode, misfits, papers_note, provenance_of
@@ -26,8 +27,8 @@ from planner.parallel import in_parallel
 from planner.simulator.options import Cluster, Policies, SimulationOptions, started
 from planner.simulator.outcome import SimulationRun, write_timeline
 from planner.simulator.simulate import simulate
+from workloads.report import series_of
 from workloads.results import local_share
-from workloads.series import series_of
 from workloads.trace import Session, load_trace, retime
 
 PROG = "ampd simulate"
@@ -142,7 +143,7 @@ def run(argv: Sequence[str]) -> int:
     # Before the files: if one cannot be written, the results are not lost.
     names = [combination.label for combination in combinations]
     print(
-        dumped(whole) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
+        json.dumps(whole, indent=1) if settings.as_json else _table(names, results, scene, papers_note(combinations)),
         flush=True,
     )
     if settings.timeline:
@@ -313,7 +314,7 @@ def _table(names: Sequence[str], results: Sequence[dict[str, Any]], scene: Scene
     width, slo = max(map(len, names)), scene.slo
     lines = [
         # A degree may be given without its TP (1x8), so the table shows how the flags were read.
-        f"{scene.cluster}: {scene.cluster.gpus} GPUs, {results[0]['sessions']} sessions",
+        f"{scene.cluster}: {counted(scene.cluster.gpus, 'GPU')}, {counted(results[0]['sessions'], 'session')}",
         f"targets: TTFT {slo.ttft_s * 1e3:g} ms, ITL {slo.itl_s * 1e3:g} ms; times in ms, as mean / P95",
         "",
         f"{'':{width}}  {'rate':>6}  {'attained':>15}  {'TTFT initial':>15}  {'incremental':>15}  {'ITL':>11}  "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.state.redis_store import StateStore
@@ -17,9 +17,6 @@ from router.round_errors import WorkerLostError, WorkerRefusedError
 
 log = logging.getLogger(__name__)
 
-_MOST_UNDELETED = 10_000
-"""Sessions whose bindings are deleted later, at most. Those of others expire."""
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerAccess:
@@ -28,14 +25,12 @@ class WorkerAccess:
     Attributes:
         view: the local copy of the shared state.
         call_timeout_s: longest wait for an answer about KV.
-        undeleted: session id -> tenant, of sessions that ended while the shared state did not answer.
     """
 
     view: ClusterView
     store: StateStore
     calls: WorkerCalls
     call_timeout_s: float
-    undeleted: dict[str, str] = field(default_factory=dict)
 
     async def matched_pages(self, worker_id: str, keys: Sequence[bytes]) -> int:
         """How many of the first `keys` a worker holds, in pages.
@@ -67,9 +62,8 @@ class WorkerAccess:
 
         An agent without a tool to run sends its next round within milliseconds. By then the last one decodes no more.
         """
-        self.view.holding(worker_id, session_id, report["held_tokens"])
-        if "decode_batch" in report:
-            self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
+        batch = (report["decode_batch"], report["decode_context_tokens"]) if "decode_batch" in report else None
+        self.view.holding(worker_id, session_id, report["held_tokens"], batch)
 
     async def finish_task(self, worker_id: str, task_id: str) -> None:
         """Take a task out of a worker's queue in the shared state."""
@@ -78,41 +72,33 @@ class WorkerAccess:
         except StateUnavailableError as error:
             log.debug("task %s stays entered until it expires: %s", task_id, error)
 
-    async def leave_session(self, worker_id: str, session_id: str) -> None:
-        """Release the KV of a session at an owner that it has left. A worker that does not answer keeps it for now."""
-        await self._release(worker_id, session_id)
-
-    async def end_session(self, session_id: str, tenant: str, used: set[str]) -> None:
+    async def end_session(self, session_id: str, tenant: str, used: set[str], *, is_unbound: bool = False) -> None:
         """End a session's binding, and at the same time release its KV on every worker that holds some.
 
         A worker that does not answer reads the end in the shared state when it comes back.
 
         Args:
             used: workers that served the session's last round; they may hold KV that the view does not show yet.
+            is_unbound: the worker that ended the last round ends the binding.
         """
         workers = used | {view.worker_id for view in self.view.workers() if session_id in view.held_tokens}
-        bound, *_ = await asyncio.gather(
-            self._delete_binding(session_id, tenant), *(self._release(worker_id, session_id) for worker_id in workers)
-        )
+        releases = [self.release(worker_id, session_id) for worker_id in workers]
+        if is_unbound:
+            await asyncio.gather(*releases)
+            return
+        bound, *_ = await asyncio.gather(self._delete_binding(session_id, tenant), *releases)
         if bound is not None and bound.worker_id not in workers:
-            await self._release(bound.worker_id, session_id)
-
-    async def delete_bindings(self) -> None:
-        """The shared state answers: delete the bindings that it has kept."""
-        for session_id, tenant in list(self.undeleted.items()):
-            if self.undeleted.pop(session_id, None) is not None:
-                await self._delete_binding(session_id, tenant)
+            await self.release(bound.worker_id, session_id)
 
     async def _delete_binding(self, session_id: str, tenant: str) -> Binding | None:
         try:
             return await self.store.end_session(session_id, tenant)
         except StateUnavailableError as error:
-            log.warning("session %r stays bound until the shared state is back: %s", session_id, error)
-            if len(self.undeleted) < _MOST_UNDELETED:
-                self.undeleted[session_id] = tenant
+            log.warning("session %r stays bound until its time to live ends: %s", session_id, error)
             return None
 
-    async def _release(self, worker_id: str, session_id: str) -> None:
+    async def release(self, worker_id: str, session_id: str) -> None:
+        """Release the KV of a session at a worker. One that does not answer keeps it for now."""
         try:
             await self.calls.kv(worker_id, {"op": "release_session", "session_id": session_id}, self.call_timeout_s)
         except (WorkerLostError, WorkerRefusedError) as error:

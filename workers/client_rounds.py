@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
 
 from dynamo.runtime import Context
 
 from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
-from ampd.handler_stream import Chunk, Send, StopSignal, send_all
+from ampd.handler_stream import Chunk, Send, StopSignal
 from ampd.keys import pack_tokens
-from ampd.round_end import Begun, PrefillFailed, Told, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
@@ -22,7 +21,6 @@ from ampd.wire import (
     OVERLOADED,
     GenerateRequest,
     PrefillRequest,
-    RoundStart,
     Source,
     engine_start,
     parse_error,
@@ -33,6 +31,7 @@ from workers.engines.base import EngineError
 from workers.peers import DynamoPeers
 from workers.round_ends import RoundEnds
 from workers.round_service import RoundService
+from workers.session_releaser import SessionEnds
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +54,7 @@ class ClientRounds:
         rounds: RoundService,
         prefills: DynamoPeers,
         ends: RoundEnds,
+        sessions: SessionEnds,
         stream_tokens: int = 1,
         context_limit: int = 0,
         clock: Callable[[], float] = time.monotonic,
@@ -63,6 +63,7 @@ class ClientRounds:
         self._rounds = rounds
         self._prefills = prefills
         self._ends = ends
+        self._sessions = sessions
         self._stream_tokens = stream_tokens
         self._context_limit = context_limit
         self._clock = clock
@@ -77,6 +78,7 @@ class ClientRounds:
     async def serve(self, request: GenerateRequest, context: StopSignal, send: Send[Chunk]) -> None:
         """Answer one round. A round that fails ends with an `error_chunk`."""
         stream, start = ClientStream(request, self._clock), request["start"]
+        self._sessions.begins(request["task"]["session_id"])
         self._ends.begins(start["tell"], start["request_id"])
         with self._in_progress.round():
             try:
@@ -84,7 +86,7 @@ class ClientRounds:
                     await self._send(request, stream, context, send_alive)
             finally:
                 if not stream.is_told:
-                    self._tell(start, stream.ended("left"))
+                    self._tell_end(request, stream.ended("left"))
 
     async def _send(
         self, request: GenerateRequest, stream: ClientStream, context: StopSignal, send: Send[Chunk]
@@ -92,50 +94,52 @@ class ClientRounds:
         try:
             # An error comes after the tokens before it, so that no more than necessary is computed again.
             with grouped(send, self._stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                await send_all(self._chunks(request, stream), context, send_grouped)
+                if not context.is_stopped():
+                    await self._run(request, stream, send_grouped)
             if not stream.is_complete and not context.is_stopped():
                 raise EngineError("its stream ended before the round did", ENGINE_DIED)
         except Exception as error:
             if stream.is_complete or context.is_stopped():
                 return  # the client has all of it, or reads no more
-            self._fail(request["start"], stream, error, send)
+            self._fail(request, stream, error, send)
 
-    def _fail(self, start: RoundStart, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
+    def _fail(self, request: GenerateRequest, stream: ClientStream, error: Exception, send: Send[Chunk]) -> None:
         status, message = _explained(error)
         goes_on = goes_on_elsewhere(status, has_output=stream.has_output)
         trace = tracing.current()
         told = stream.ended("failed", status=status, message=message, goes_on=goes_on, start=engine_start(message))
-        self._tell(start, told)
+        self._tell_end(request, told)
         send(error_chunk(status, trace.quoted(message) if trace else message, again=goes_on))
 
-    async def _chunks(self, request: GenerateRequest, stream: ClientStream) -> AsyncGenerator[Chunk, None]:
-        """The client's chunks."""
+    async def _run(self, request: GenerateRequest, stream: ClientStream, send: Send[Chunk]) -> None:
         start, began_s = request["start"], self._clock()
+
+        def pass_on(chunk: Chunk) -> None:
+            """Tell the coordinator before the client, whose next request may come at once."""
+            if stream.is_complete:
+                self._tell_end(request, stream.ended("complete"))
+            elif start.get("tells_begin") and stream.has_begun:
+                start["tells_begin"] = False
+                self._ends.tell(start["tell"], Begun(start["request_id"], has_output=True))
+            send(chunk)
+
         if (prefill := start.get("prefill")) is not None:
             chunk = await self._first_token(prefill[0], request, stream)
             self._was_waiting(request, began_s)
             if chunk is not None:
                 reason = ends_at_prefill(chunk, request, self._context_limit)
                 request = _taken_over(request, prefill, chunk["token_ids"])
-                yield self._noted(start, stream, stream.prefilled(chunk, reason))
+                pass_on(stream.prefilled(chunk, reason))
                 if stream.is_complete:
                     self._background.spawn(self._after_prefill(request))
                     return
-        async with aclosing(self._rounds.generate(request)) as chunks:
-            async for chunk in chunks:
-                yield self._noted(start, stream, stream.decoded(chunk))
+        await self._rounds.generate(request, lambda chunk: pass_on(stream.decoded(chunk)))
 
-    def _noted(self, start: RoundStart, stream: ClientStream, chunk: Chunk) -> Chunk:
-        """Tell the coordinator before the client, whose next request may come at once."""
-        if stream.is_complete:
-            self._tell(start, stream.ended("complete"))
-        elif start.get("tells_begin") and stream.has_begun:
-            start["tells_begin"] = False
-            self._tell(start, Begun(start["request_id"], has_output=True))
-        return chunk
-
-    def _tell(self, start: RoundStart, told: Told) -> None:
-        self._ends.tell(start["tell"], told)
+    def _tell_end(self, request: GenerateRequest, ended: RoundEnded) -> None:
+        """A round that goes on elsewhere ends no session."""
+        self._ends.tell(request["start"]["tell"], ended)
+        if request.get("ends_session") and not ended.goes_on:
+            self._sessions.ended(request["task"]["session_id"])
 
     def _was_waiting(self, request: GenerateRequest, since_s: float) -> None:
         """Times in a message count from when it was sent."""
@@ -175,7 +179,7 @@ class ClientRounds:
         if failed.status == OVERLOADED and not stream.has_output:
             # Another worker would take on what this one cannot, at the cost of rounds that are on time.
             raise EngineError(failed.message, OVERLOADED)
-        self._tell(request["start"], failed)
+        self._ends.tell(request["start"]["tell"], failed)
         stream.prefill_failed(failed.reason)
         log.warning("a prefill failed, and is done here: worker %s: %s", worker_id, failed.message)
         return None
@@ -215,9 +219,7 @@ class ClientRounds:
         stops = {**(request["request"].get("stop_conditions") or {}), "max_tokens": 0}
         taking: GenerateRequest = {**request, "request": {**request["request"], "stop_conditions": stops}}
         try:
-            async with aclosing(self._rounds.generate(taking)) as chunks:
-                async for _ in chunks:
-                    pass
+            await self._rounds.generate(taking, lambda _: None)
         except Exception as error:
             log.warning("the KV of a round was not taken over: %s", one_line_of(error))
 

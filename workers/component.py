@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import log as logarithm
@@ -21,9 +21,10 @@ from dynamo.runtime import Context, DistributedRuntime, Endpoint
 from ampd import compiled
 from ampd.background_tasks import SupervisedTask
 from ampd.call_signatures import Signer, Verifier, read_secrets
+from ampd.child_process import end_within
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
-from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks, send_all
+from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.estimates import queued_s
 from ampd.policies.registry import create_named
@@ -45,6 +46,7 @@ from workers.parts import WorkerParts
 from workers.peers import DynamoPeers
 from workers.role import follow_roles
 from workers.round_ends import RoundEnds
+from workers.session_releaser import SessionEnds
 from workers.settings import PROG, WorkerSettings
 
 # -- The metrics of a worker that are read from its parts at each scrape; `worker_recorder` counts the others.
@@ -143,6 +145,8 @@ async def warn_of_wrong_times(
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Any, Context], AsyncIterator[Any]]
+_LONGEST_END_S = 60.0
+"""Of a worker that serves no more, with its engine."""
 
 
 async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) -> None:
@@ -172,7 +176,10 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         ends.start()
         stack.push_async_callback(ends.stop)
         context_limit = engine.info.max_context_tokens
-        answering = ClientRounds(worker_id, parts.rounds, peers, ends, settings.stream_tokens, context_limit)
+        sessions = SessionEnds(store, worker_id)
+        sessions.start()
+        stack.push_async_callback(sessions.stop)
+        answering = ClientRounds(worker_id, parts.rounds, peers, ends, sessions, settings.stream_tokens, context_limit)
         _start_in_background("roles", partial(follow_roles, store, worker_id, parts.changes.changed), stack)
         _start_in_background("session-sweeper", parts.sessions.run, stack)
         _start_in_background("wrong-times", partial(warn_of_wrong_times, model, settings), stack)
@@ -186,7 +193,10 @@ async def serve_worker(runtime: DistributedRuntime, settings: WorkerSettings) ->
         )
         exposition.log_address(runtime)
         guard = CallGuard(Verifier(keys, worker_id), parts.recorder)
-        await Worker(runtime, parts, endpoints, guard, answering).run()
+        try:
+            await Worker(runtime, parts, endpoints, guard, answering).run()
+        finally:
+            end_within(_LONGEST_END_S)
 
 
 LEAST_S = 10.0
@@ -241,9 +251,7 @@ class Watchdog:
 
     def _end(self, what: str) -> None:
         # What hangs may hold the lock of the log.
-        end = threading.Timer(_LOG_S, os._exit, (_FAILED,))
-        end.daemon = True
-        end.start()
+        end_within(_LOG_S)
         log.error("%s stood still for %g s: this worker ends, so that its rounds go on elsewhere", what, self._limit_s)
         os._exit(_FAILED)
 
@@ -377,7 +385,7 @@ class Worker:
 
     # -- handlers
 
-    def _guarded(self, endpoint: str, rounds: Callable[[Any], AsyncGenerator[Chunk, None]]) -> Handler:
+    def _guarded(self, endpoint: str, serve_round: Callable[[Any, Send[Chunk]], Awaitable[None]]) -> Handler:
         async def serve(request: Any, context: Context, send: Send[Chunk]) -> None:
             tracing.proceed(context)
             try:
@@ -387,7 +395,8 @@ class Worker:
                     return
                 # An error comes after the tokens before it, so that no more than necessary is computed again.
                 with grouped(send, self._settings.stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                    await send_all(rounds(request), context, send_grouped)
+                    if not context.is_stopped():
+                        await serve_round(request, send_grouped)
             except (EngineError, CallRefusedError) as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

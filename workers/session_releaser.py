@@ -1,4 +1,7 @@
-"""Releases the KV of sessions that have ended or are idle, but never of a session with a running round."""
+"""Releases the KV of sessions that have ended or are idle, but never of a session with a running round.
+
+Ends the bindings of sessions whose last round this worker has answered.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,70 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ampd.background_tasks import InBackground, SupervisedTask
+from ampd.state.redis_store import StateStore
+from ampd.state.store import StateUnavailableError
 from workers.kv.exchange import KvExchange
 
 log = logging.getLogger(__name__)
 _MAX_SWEEP_S = 15.0
+_AGAIN_S = 1.0
+_MOST_ENDED = 10_000
+"""Sessions whose ends wait for the shared state, at most. The bindings of others expire."""
+
+
+class SessionEnds(InBackground):
+    """Tells the shared state which sessions have ended, however long it does not answer.
+
+    The decode worker of the last round does this and not its coordinator, because the KV is here: if this process dies,
+    little is left of the session, and a coordinator has no duty that outlives its rounds.
+    """
+
+    def __init__(self, store: StateStore, worker_id: str) -> None:
+        self._store = store
+        self._worker_id = worker_id
+        self._ended: dict[str, None] = {}
+        self._changed = asyncio.Event()
+        self._task = SupervisedTask("session-ends", self._run)
+
+    def __len__(self) -> int:
+        return len(self._ended)
+
+    def begins(self, session_id: str) -> None:
+        """A round of the session is here: if the session has ended, it lives again."""
+        self._ended.pop(session_id, None)
+
+    def ended(self, session_id: str) -> None:
+        """The session's last round has ended."""
+        if len(self._ended) < _MOST_ENDED:
+            self._ended[session_id] = None
+            self._changed.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._tell()
+            except StateUnavailableError:
+                await asyncio.sleep(_AGAIN_S)
+                self._changed.set()
+
+    async def _tell(self) -> None:
+        while self._ended:
+            session_id = next(iter(self._ended))
+            await self._store.end_session(session_id, owner=self._worker_id)
+            self._ended.pop(session_id, None)
+
+    async def stop(self) -> None:
+        """Tell what is left, if the shared state answers."""
+        await super().stop()
+        with suppress(StateUnavailableError):
+            await self._tell()
 
 
 @dataclass(slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -19,7 +20,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliPositionalArg, CliSuppress
 from tqdm import tqdm
 
-from ampd.documents import check_writable, dumped
+from ampd.documents import check_writable
 from ampd.errors import UserError, without_credentials
 from ampd.keys import SESSION_HEADER
 from ampd.progress import Progress
@@ -39,9 +40,16 @@ from workloads.endpoint import (
     synthetic_token_ids,
     synthetic_words,
 )
-from workloads.report import write_replay_report
-from workloads.results import PromptTokens, RoundRecord, format_result, require_attainment, summarise
-from workloads.series import series_of
+from workloads.report import figures_table, series_of, write_replay_report
+from workloads.results import (
+    PromptTokens,
+    RoundRecord,
+    error_lines,
+    headline,
+    prompt_tokens_note,
+    require_attainment,
+    summarise,
+)
 from workloads.trace import Session, load_trace, retime, shipped_traces
 
 # -- replaying sessions against an endpoint: arrivals in an open loop, the rounds of a session in a closed one
@@ -294,16 +302,23 @@ def run(argv: Sequence[str]) -> int:
     _check_text(sessions, settings)
     done, plan = uvloop.run(_replay(sessions, settings))
     result = _result(done, plan, settings)
-    print(format_result(result, [record.error for record in done.records if record.error]))
+    print("\n".join(_told(result, [record.error for record in done.records if record.error])))
     if settings.json_file:
         records = [_record_row(record) for record in done.records]
-        settings.json_file.write_text(dumped(result | {"records": records}) + "\n", encoding="utf-8")
+        settings.json_file.write_text(json.dumps(result | {"records": records}, indent=1) + "\n", encoding="utf-8")
     if settings.report:
         write_replay_report(settings.report, result)
     if done.stopped:
         return _INTERRUPTED
     require_attainment(result["attainment"]["rounds"], settings.fail_under, PROG)
     return 1 if result["errors"] and not result["rounds"] else 0
+
+
+def _told(result: dict[str, Any], errors: Sequence[str]) -> Iterator[str]:
+    yield from (headline(result), "", figures_table({"replay": result}))
+    if note := prompt_tokens_note(result):
+        yield f"prompt tokens: {note}"
+    yield from error_lines(errors)
 
 
 async def _replay(sessions: Sequence[Session], settings: ReplaySettings) -> tuple[ReplayRun, ReplayPlan]:

@@ -5,14 +5,19 @@ All of it is made from results (`workloads.results`) with their series, so it ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import floor, log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ampd.reports import format_bytes, format_ms, format_number, format_share
+import numpy as np
+from numpy.typing import NDArray
+
+from ampd.reports import counted, format_bytes, format_ms, format_number, format_share, text_table
 from ampd.reports.page import Chart, Section, Series, Shape, write_page
-from workloads.results import local_share, prompt_tokens_note
-from workloads.series import PERCENTS
+from ampd.types import Slo
+from workloads.results import RoundRecord, local_share, meets, missed_rounds, prompt_tokens_note
 
 Result = Mapping[str, Any]
 Runs = Mapping[str, Result]
@@ -20,8 +25,6 @@ Runs = Mapping[str, Result]
 
 _MS = 1e3
 _LONGEST_NAME = 28
-_MOST_LANES = 60
-"""Sessions of the chart with a line per session."""
 _MOST_SCATTERED = 3
 """Runs whose rounds are drawn one by one."""
 _ROUTE_COLOURS = {"local": 0, "remote": 1, "error": 4, None: 7}
@@ -107,6 +110,11 @@ def figures(runs: Runs, wanted: Sequence[_Figure] = (*_LATENCIES, *_LOAD)) -> li
             cells = [text(values[0]), *(text(each) + _change(values[0], each, text) for each in values[1:])]
             rows.append([name, *cells])
     return rows
+
+
+def figures_table(runs: Runs) -> str:
+    """The same as text."""
+    return text_table([["", *runs], *figures(runs)])
 
 
 def _change(first: float | None, value: float | None, text: Callable[[float | None], str]) -> str:
@@ -209,7 +217,7 @@ def _courses(runs: Runs) -> list[Section]:
 
 
 def _rounds(result: Result, suffix: str) -> list[Section]:
-    """The rounds one by one: their TTFT over time, and, of a few sessions, a line per session."""
+    """The TTFT of the rounds, one by one, over time."""
     sample, slo = result["series"]["sample"], result.get("slo")
     if not sample:
         return []
@@ -218,11 +226,7 @@ def _rounds(result: Result, suffix: str) -> list[Section]:
     part = f" {len(sample)} of the {whole} rounds are drawn." if len(sample) < result["rounds"] else ""
     chart = Chart("sent at, seconds", "TTFT, ms", _scattered(sample), levels, is_log=True, height=260)
     text = [f"Hollow: the round missed a target.{part}"]
-    found = [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
-    lanes = list(dict.fromkeys(row[0] for row in sample))
-    if len(lanes) <= _MOST_LANES and not part:
-        found.append(_lanes(sample, lanes, suffix))
-    return found
+    return [Section(f"TTFT of each round over time{suffix}", text=text, chart=chart)]
 
 
 def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
@@ -238,35 +242,6 @@ def _scattered(sample: Sequence[Sequence[Any]]) -> list[Series]:
 
 def _note(row: Sequence[Any]) -> str:
     return f"{format_ms(row[3], 0)} ms, {shortened(row[0])} round {row[1] + 1}"
-
-
-def _lanes(sample: Sequence[Sequence[Any]], lanes: Sequence[str], suffix: str) -> Section:
-    number = {name: lane for lane, name in enumerate(lanes)}
-    series = []
-    for route, colour in _ROUTE_COLOURS.items():
-        rows = [row for row in sample if row[5] == route and row[4] is not None]
-        if rows:
-            series.append(
-                Series(
-                    route or "rounds",
-                    [row[2] for row in rows],
-                    [number[row[0]] for row in rows],
-                    "bars",
-                    colour,
-                    notes=[f"{shortened(row[0])} round {row[1] + 1}" for row in rows],
-                    middles=[row[2] + row[3] for row in rows],
-                    ends=[row[2] + row[4] for row in rows],
-                )
-            )
-    late = [row for row in sample if row[6] is False]
-    if late:
-        x, y = [row[2] + (row[3] or 0.0) for row in late], [number[row[0]] for row in late]
-        series.append(Series("missed a target", x, y, "points", 4))
-    height = min(90 + 13 * len(lanes), 640)
-    y_range = (-0.7, len(lanes) - 0.3)
-    chart = Chart("seconds since the start", "session", series, height=height, y_range=y_range, is_reversed=True)
-    text = ["One line per session; pale: waiting for the first token, full: decoding."]
-    return Section(f"Rounds over time{suffix}", text=text, chart=chart)
 
 
 def shortened(name: str) -> str:
@@ -329,9 +304,126 @@ def write_replay_report(path: Path, result: Result) -> None:
     targets = f"Targets: TTFT {slo['ttft'] * _MS:g} ms, ITL {slo['itl'] * _MS:g} ms. " if slo else ""
     note = f" Prompt tokens: {tokens}." if (tokens := prompt_tokens_note(result)) else ""
     lead = (
-        f"{state}{result['sessions']} sessions, {result['rounds']} rounds in {result['duration_s']:.1f} s{against}. "
+        f"{state}{counted(result['sessions'], 'session')}, {counted(result['rounds'], 'round')} in "
+        f"{result['duration_s']:.1f} s{against}. "
         f"{targets}Times are from the sending of a round, as its client measured them.{note}"
     )
     rows = [[name, str(value)] for name, value in settings.items() if value is not None]
     cards = [*sections({"replay": result}), Section("Settings", head=("flag", "value"), rows=rows, is_half=True)]
     write_page(path, f"Replay of {settings['trace']}", lead, cards, tiles(result))
+
+
+# -- What the charts are drawn from: a few kilobytes, however many rounds a run had.
+#
+# It is a part of a result's JSON, so that a report can be made again, and runs can be compared, without their rounds.
+
+PERCENTS = (*range(101), 99.5, 99.9)
+"""Of every distribution, in this order."""
+_FEWEST_BINS, _MOST_BINS, _ROUNDS_PER_BIN = 20, 150, 5
+_SAMPLE = 600
+"""Rounds that are drawn one by one. Of more, every second or third, and so on."""
+_MISSED = 100
+"""Missed rounds with their causes. The records of a replay have all of them."""
+_ERRORS, _ERROR_CHARACTERS = 10, 300
+_DIGITS = 4
+
+Floats = NDArray[np.floating[Any]]
+
+
+def series_of(records: Sequence[RoundRecord], slo: Slo | None) -> dict[str, Any]:
+    """Distributions, the course of the run, a sample of the rounds, and what went wrong."""
+    done = [record for record in records if record.error is None and record.ttft_s is not None]
+    missed = missed_rounds(records, slo, _MISSED) if slo else []
+    reasons = Counter((record.route, str(record.decision.get("reason", "-"))) for record in done if record.route)
+    errors = Counter((record.error or "")[:_ERROR_CHARACTERS] for record in records if record.error)
+    return {
+        "percentiles": {
+            "ttft_initial_s": _percentiles([record.ttft_s for record in done if not record.index]),
+            "ttft_incremental_s": _percentiles([record.ttft_s for record in done if record.index]),
+            "mean_itl_s": _percentiles([record.itl_s for record in done]),
+            "e2e_s": _percentiles([record.e2e_s for record in done]),
+            "input_length_tokens": _percentiles([record.input_tokens for record in done]),
+            "output_length_tokens": _percentiles([record.output_tokens for record in done]),
+        },
+        "course": _course([record for record in done if record.e2e_s is not None], slo),
+        "sample": [_sampled(record, slo) for record in _spread(records)],
+        "missed": [[_short(each.sent_s), *each[1:]] for each in missed],
+        "missed_in_all": sum(not meets(record, slo) for record in records) if slo else 0,
+        "reasons": [[route, reason, count] for (route, reason), count in reasons.most_common()],
+        "errors": [[text, count] for text, count in errors.most_common(_ERRORS)],
+    }
+
+
+def _percentiles(values: Sequence[float | None]) -> list[float]:
+    known = [value for value in values if value is not None]
+    return _rounded(np.percentile(known, PERCENTS)) if known else []
+
+
+def _course(done: Sequence[RoundRecord], slo: Slo | None) -> dict[str, Any]:
+    """Means over equal times from the start of the run. Output tokens count evenly from a round's first to its last
+    token, input tokens at the first one."""
+    if not done:
+        return {}
+    sent, first, end = np.array([(each.sent_s, each.ttft_s, each.e2e_s) for each in done], dtype=float).T
+    first, end = sent + first, sent + end
+    bins = min(max(len(done) // _ROUNDS_PER_BIN, _FEWEST_BINS), _MOST_BINS)
+    step_s = _round_step(float(end.max()) / bins)
+    edges = np.arange(0.0, float(end.max()) + step_s, step_s)
+    tokens = np.array([each.output_tokens for each in done], dtype=float)
+    inputs = np.array([each.input_tokens for each in done], dtype=float)
+    met = np.array([slo is not None and meets(each, slo) for each in done])
+    began, ended = _sessions(done, sent, end)
+    course = {
+        "output_tokens_per_s": _spread_over(first, end, tokens, edges),
+        "input_tokens_per_s": np.histogram(first, edges, weights=inputs)[0] / step_s,
+        "rounds_per_s": np.histogram(end, edges)[0] / step_s,
+        "rounds_in_flight": _spread_over(sent, end, end - sent, edges),
+        "sessions_in_flight": _spread_over(began, ended, ended - began, edges),
+    }
+    if slo is not None:
+        course["goodput_rounds_per_s"] = np.histogram(end[met], edges)[0] / step_s
+    return {"step_s": step_s} | {name: _rounded(values) for name, values in course.items()}
+
+
+def _sessions(done: Sequence[RoundRecord], sent: Floats, end: Floats) -> tuple[Floats, Floats]:
+    """When each session sent its first round, and when its last one ended."""
+    began: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    for record, start_s, end_s in zip(done, sent.tolist(), end.tolist(), strict=True):
+        name = record.session_id
+        began[name] = min(began.get(name, start_s), start_s)
+        ended[name] = max(ended.get(name, end_s), end_s)
+    return np.array(list(began.values())), np.array(list(ended.values()))
+
+
+def _spread_over(start: Floats, end: Floats, amounts: Floats, edges: Floats) -> Floats:
+    """The amounts per second between the edges, each spread evenly from its start to its end."""
+    lengths = np.maximum(end - start, 1e-9)
+    sums = np.array([float(np.sum(amounts * np.clip((edge - start) / lengths, 0.0, 1.0))) for edge in edges])
+    return np.diff(sums) / np.diff(edges)
+
+
+def _round_step(least: float) -> float:
+    """The next of 1, 2, 5, 10, ... and of their tenths, so that runs of similar length have the same steps."""
+    power = 10.0 ** floor(log10(max(least, 1e-3)))
+    return next(float(f"{factor * power:.3g}") for factor in (1, 2, 5, 10) if factor * power >= least)
+
+
+def _spread(records: Sequence[RoundRecord]) -> list[RoundRecord]:
+    in_order = sorted(records, key=lambda record: record.sent_s)
+    return in_order[:: max(-(-len(in_order) // _SAMPLE), 1)]
+
+
+def _sampled(record: RoundRecord, slo: Slo | None) -> list[Any]:
+    """Session, round, times, route, and whether it met its targets (null without targets)."""
+    times = [None if value is None else _short(value) for value in (record.sent_s, record.ttft_s, record.e2e_s)]
+    route = "error" if record.error is not None else record.route
+    return [record.session_id, record.index, *times, route, meets(record, slo) if slo else None]
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [_short(value) for value in values.tolist()]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{_DIGITS}g}") if abs(value) < 10**_DIGITS else round(value, 1)

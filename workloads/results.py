@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ampd.errors import RunError
-from ampd.reports import format_bytes, format_share
+from ampd.reports import counted, format_share
 from ampd.types import Slo
 
 _PERCENTS = (50, 95, 99)
@@ -264,21 +264,17 @@ _SMALL = 0.1
 """A part of a TTFT below this share is not named as its cause."""
 
 
-@dataclass(frozen=True, slots=True)
-class MissedRound:
+class MissedRound(NamedTuple):
     """One round that failed or missed a target.
 
     Attributes:
-        at_s: when it was clear: the late first token, the last token, or the sending of a round that failed; from the
-            start of the run.
         targets: those that it missed, each with the value.
         causes: the parts of its time, from its decision record; empty if there is none.
     """
 
-    session_id: str
-    index: int
     sent_s: float
-    at_s: float
+    session_id: str
+    round_index: int
     targets: str
     causes: str
 
@@ -290,17 +286,15 @@ def missed_rounds(records: Sequence[RoundRecord], slo: Slo, most: int | None = N
 
 
 def _missed(record: RoundRecord, slo: Slo) -> MissedRound:
-    at_s, targets, causes = record.sent_s, [], _causes(record.decision)
+    targets = []
     if record.error is not None or record.ttft_s is None:
-        failure = f"failed: {record.error or 'no token'}"
-        return MissedRound(record.session_id, record.index, at_s, at_s, failure, causes)
-    if record.itl_s is not None and not slo.itl_met(record.itl_s):
-        targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
-        at_s = record.sent_s + (record.e2e_s or record.ttft_s)
-    if not slo.ttft_met(record.ttft_s):
-        targets.insert(0, f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
-        at_s = record.sent_s + record.ttft_s
-    return MissedRound(record.session_id, record.index, record.sent_s, at_s, ", ".join(targets), causes)
+        targets.append(f"failed: {record.error or 'no token'}")
+    else:
+        if not slo.ttft_met(record.ttft_s):
+            targets.append(f"TTFT {record.ttft_s * 1e3:,.0f} ms of {slo.ttft_s * 1e3:g} ms")
+        if record.itl_s is not None and not slo.itl_met(record.itl_s):
+            targets.append(f"ITL {record.itl_s * 1e3:,.1f} ms of {slo.itl_s * 1e3:g} ms")
+    return MissedRound(record.sent_s, record.session_id, record.index, ", ".join(targets), _causes(record.decision))
 
 
 def _causes(decision: Mapping[str, Any]) -> str:
@@ -337,28 +331,11 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-# -- a result as a text table, times in milliseconds
+# -- what is told of a replay beside its figures
 
 _SHOWN_ERRORS = 3
 _EXACT = 0.01
 """Prompts whose lengths differ from the trace's by at most this share count as exact."""
-_LATENCIES = {
-    "ttft_s": "TTFT",
-    "ttft_initial_s": "  initial",
-    "ttft_incremental_s": "  incremental",
-    "itl_s": "ITL",
-    "e2e_s": "round, end to end",
-}
-
-
-def format_result(result: Mapping[str, Any], errors: Sequence[str]) -> str:
-    """The whole table; `errors` are the messages of the failed rounds."""
-    lines = [_headline(result), "", f"{'ms':20}" + "".join(f"{name:>10}" for name in ("mean", "p50", "p95", "p99"))]
-    lines += [_latency_line(label, result[key]) for key, label in _LATENCIES.items()]
-    lines += ["", *_attainment_lines(result), *_route_lines(result)]
-    if note := prompt_tokens_note(result):
-        lines.append(f"prompt tokens       {note}")
-    return "\n".join([*lines, *_error_lines(errors)])
 
 
 def prompt_tokens_note(result: Mapping[str, Any]) -> str:
@@ -370,46 +347,20 @@ def prompt_tokens_note(result: Mapping[str, Any]) -> str:
     return f"{times:.2f} times the trace's, by the server's count; only prompts of token ids keep the trace's lengths"
 
 
-def _headline(result: Mapping[str, Any]) -> str:
+def headline(result: Mapping[str, Any]) -> str:
+    """What was replayed, in one line."""
     state = ", interrupted" if result.get("interrupted") else ""
     return (
-        f"{result['sessions']} sessions, {result['rounds']} rounds, {result['output_tokens']} tokens generated "
-        f"in {result['duration_s']:.1f} s, {result['errors']} errors{state}"
+        f"{counted(result['sessions'], 'session')}, {counted(result['rounds'], 'round')}, "
+        f"{result['output_tokens']} tokens generated in {result['duration_s']:.1f} s, {result['errors']} errors{state}"
     )
-
-
-def _latency_line(label: str, values: Mapping[str, float | None]) -> str:
-    cells = (f"{value * 1e3:>10.1f}" if value is not None else f"{'-':>10}" for value in values.values())
-    return f"{label:20}" + "".join(cells)
-
-
-def _attainment_lines(result: Mapping[str, Any]) -> list[str]:
-    slo, reached = result["slo"], result["attainment"]
-    if slo is None:
-        return ["SLO attainment      - (give --ttft and --itl)"]
-    parts = [f"{value:.1%} of {name}" for name, value in reached.items() if value is not None]
-    targets = f"TTFT {slo['ttft'] * 1e3:g} ms, ITL {slo['itl'] * 1e3:g} ms"
-    return [f"SLO attainment      {', '.join(parts) or '-'} ({targets})"]
-
-
-def _route_lines(result: Mapping[str, Any]) -> list[str]:
-    routes, moved = result["routes"], result["kv_bytes"]
-    known = sum(routes.values())
-    if not known:
-        return ["routes              - (the endpoint reports no routes)"]
-    shares = ", ".join(f"{count} {name} ({count / known:.0%})" for name, count in routes.items())
-    return [
-        f"routes              {shares}",
-        f"KV moved            history {format_bytes(moved['history'])} (decode to prefill), "
-        f"increment {format_bytes(moved['increment'])} (prefill to decode)",
-    ]
 
 
 _TOO_LONG = re.compile(r"(\d+) tokens\b.*maximum context length is (\d+) tokens")
 """As our coordinators word it."""
 
 
-def _error_lines(errors: Sequence[str]) -> list[str]:
+def error_lines(errors: Sequence[str]) -> list[str]:
     """The most frequent messages. Sessions that do not fit are one line, because each has its own number of tokens."""
     too_long = {error: found for error in errors if (found := _TOO_LONG.search(error))}
     if too_long:

@@ -20,6 +20,7 @@ from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
 from ampd.errors import UserError, did_you_mean
+from ampd.reports import counted
 from ampd.settings import Settings, parse_settings, run_subcommand
 from workloads.formats import FORMATS, LoadOptions, detect, format_name, load_sessions
 from workloads.formats.loader import load_counter
@@ -200,24 +201,21 @@ def generate(
     rate: float,
     seed: int,
     lengths: Lengths = Lengths.PER_SESSION,
-    mean_tool_s: float | None = None,
 ) -> Iterator[Session]:
     """`sessions` sessions arriving as a Poisson process of `rate` per second; the same seed gives the same trace.
 
     A session of n rounds expects n times the per-round mean (per session: the table's total over the mean rounds), so
-    that long sessions carry more tokens and the mean over sessions is the table's. `mean_tool_s` replaces the
-    workload's assumed mean tool time.
+    that long sessions carry more tokens and the mean over sessions is the table's.
     """
     spec = WORKLOADS[workload]
     arrivals = poisson_arrivals(sessions, rate, random.Random(f"{seed}/arrivals"))
     rng = random.Random(f"{seed}/{workload}")
-    tool_s = spec.mean_tool_s if mean_tool_s is None else mean_tool_s
     for number, arrival_s in enumerate(arrivals):
-        rounds = _rounds(spec, lengths, tool_s, rng)
+        rounds = _rounds(spec, lengths, rng)
         yield Session(session_id=f"{workload}-{seed}-{number:05d}", arrival_s=round(arrival_s, 6), rounds=rounds)
 
 
-def _rounds(spec: Workload, lengths: Lengths, mean_tool_s: float, rng: random.Random) -> tuple[Round, ...]:
+def _rounds(spec: Workload, lengths: Lengths, rng: random.Random) -> tuple[Round, ...]:
     count = spec.draw_rounds(rng)
     scale = count if lengths is Lengths.PER_ROUND else count / spec.mean_rounds
     prefill = _total(spec.mean_prefill_tokens * scale, spec.spread, count, rng)
@@ -229,7 +227,7 @@ def _rounds(spec: Workload, lengths: Lengths, mean_tool_s: float, rng: random.Ra
         Round(
             incr_tokens=increments[index],
             output_tokens=outputs[index],
-            tool_s=round(_log_normal(mean_tool_s, _TOOL_SIGMA, rng), 3) if index and mean_tool_s > 0 else 0.0,
+            tool_s=round(_log_normal(spec.mean_tool_s, _TOOL_SIGMA, rng), 3) if index else 0.0,
         )
         for index in range(count)
     )
@@ -287,9 +285,6 @@ class GenerateSettings(Settings):
     sessions: int = Field(100, ge=1, description="How many sessions.")
     rate: float = Field(1.0, gt=0, description="Session arrivals per second (Poisson).")
     seed: int = Field(0, description="The same seed gives the same trace.")
-    tool_s: float | None = Field(
-        None, ge=0, description="Mean tool time in seconds; default: an assumption for each workload (docs/traces.md)."
-    )
     output: Path = Field(description="Trace file to write (.jsonl or .jsonl.gz).")
 
 
@@ -341,7 +336,7 @@ def _convert(argv: Sequence[str]) -> None:
     if not count:
         output.unlink()
         raise UserError(f"{source}: holds no session of the format {named}")
-    print(f"{output}: {count} sessions", file=sys.stderr)
+    print(f"{output}: {counted(count, 'session')}", file=sys.stderr)
 
 
 def _places(places: Sequence[str]) -> tuple[str | None, Path, Path]:
@@ -372,9 +367,9 @@ def _generate(argv: Sequence[str]) -> None:
     if settings.workload not in WORKLOADS:
         known = ", ".join(WORKLOADS) + did_you_mean(settings.workload, WORKLOADS)
         raise UserError(f"ampd trace generate: unknown workload {settings.workload!r}; known: {known}")
-    sessions = generate(settings.workload, settings.sessions, settings.rate, settings.seed, mean_tool_s=settings.tool_s)
+    sessions = generate(settings.workload, settings.sessions, settings.rate, settings.seed)
     count = write_trace(sessions, settings.output)
-    print(f"{settings.output}: {count} sessions", file=sys.stderr)
+    print(f"{settings.output}: {counted(count, 'session')}", file=sys.stderr)
 
 
 def _stats(argv: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from ampd.reports.page import write_page
 from ampd.settings import Settings, parse_settings
 from planner.layout.layout import layout_label
 from planner.reports import write_plan_report, write_simulation_report
-from workloads.report import figures, sections, write_replay_report
+from workloads.report import figures_table, sections, write_replay_report
 from workloads.trace import parse_json
 
 PROG = "ampd compare"
@@ -53,18 +53,25 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _compare(documents: dict[Path, dict[str, Any]], report: Path | None) -> None:
+    note = _kinds(documents)
     if runs := _runs(documents):
-        print(_table([["", *runs], *figures(runs)]))
+        print(figures_table(runs) + note)
     if report is None:
         return
     if len(documents) == 1:
         (document,) = documents.values()
         _REPORTS[document["kind"]](report, document)
     else:
-        lead = (
-            f"{', '.join(map(str, documents))}. The figures of a plan are those of its simulation at the plan's rate."
-        )
-        write_page(report, "Comparison", lead, sections(runs))
+        write_page(report, "Comparison", ", ".join(map(str, documents)) + "." + note, sections(runs))
+
+
+def _kinds(documents: dict[Path, dict[str, Any]]) -> str:
+    """A note behind figures that were not all found in the same way."""
+    kinds = {path: document["kind"] for path, document in documents.items()}
+    if len(set(kinds.values())) == 1:
+        return ""
+    told = ", ".join(f"{path} is a {kind}" for path, kind in kinds.items())
+    return f"\n\n{told}. The figures of a plan are of its simulation at the rate that was asked."
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -102,14 +109,3 @@ def _runs_of(document: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         (result["label"] + (f" at {result['rate']:g}/s" if len(rates) > 1 else ""), result)
         for result in document["results"]
     ]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

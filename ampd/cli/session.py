@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import httpx
-from msgspec import Meta, Struct, ValidationError, convert
 from pydantic import Field
 from pydantic_settings import CliPositionalArg
 
@@ -17,9 +17,8 @@ from ampd.call_signatures import operator_token, read_secrets
 from ampd.cli.top_screen import printable
 from ampd.errors import RunError, UserError
 from ampd.settings import Settings, parse_settings, run_subcommand
-from ampd.state.embedded import URL, graphs_at
+from ampd.state.embedded import URL, graphs_at, only_one
 from ampd.telemetry.metrics.exposition import PORT_VARIABLE
-from ampd.types import Count, Seconds
 from ampd.wire import SESSIONS_ROUTE
 
 PROG = "ampd session"
@@ -32,7 +31,8 @@ _HELP = """usage: ampd session COMMAND ...
 
 ampd session COMMAND --help explains one."""
 
-_Key = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+Answer = dict[str, Any]
+"""A body of JSON."""
 _URL = (
     "System port of a coordinator, as in http://HOST:PORT; default: DYN_SYSTEM_PORT of this process, else "
     "those of the `ampd serve` on this machine."
@@ -41,17 +41,22 @@ _JSON = "Print the coordinator's answer as JSON."
 _SECRET = "File with the secrets of the graph, as its coordinators have it; default: that of the `ampd serve` here."
 
 
-class ListSettings(Settings):
-    """List the sessions whose KV a worker holds, the largest first."""
+class SessionSettings(Settings):
+    """How a coordinator is found and asked."""
 
-    limit: int = Field(50, ge=1, description="Sessions to list.")
     url: str | None = Field(None, description=URL)
     coordinator_url: str | None = Field(None, description=_URL)
     graph_secret_file: Path | None = Field(None, description=_SECRET)
     as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
-class ShowSettings(Settings):
+class ListSettings(SessionSettings):
+    """List the sessions whose KV a worker holds, the largest first."""
+
+    limit: int = Field(50, ge=1, description="Sessions to list.")
+
+
+class ShowSettings(SessionSettings):
     """Show one session: its decode worker, and where its KV is."""
 
     session_id: CliPositionalArg[str] = Field(
@@ -59,10 +64,6 @@ class ShowSettings(Settings):
         "`ampd session list`."
     )
     tenant: str = Field("", description="Tenant of the session (x-tenant-id), if it has one.")
-    url: str | None = Field(None, description=URL)
-    coordinator_url: str | None = Field(None, description=_URL)
-    graph_secret_file: Path | None = Field(None, description=_SECRET)
-    as_json: bool = Field(False, validation_alias="json", description=_JSON)
 
 
 class EndSettings(ShowSettings):
@@ -72,47 +73,6 @@ class EndSettings(ShowSettings):
         "",
         description="Tenant of the session (x-tenant-id), if it has one, also with a name of 32 digits.",
     )
-
-
-class SessionRow(Struct):
-    """One session; None: only the coordinator that served its last round knows it."""
-
-    session_key: _Key
-    session_id: str | None
-    tenant: str | None
-    idle_s: Seconds | None
-    held_tokens: dict[str, Count]
-
-
-class SessionList(Struct):
-    """The answer of `list`."""
-
-    sessions: list[SessionRow]
-    total: Count
-
-
-class SessionBinding(Struct):
-    """The decode worker of a session."""
-
-    worker_id: str
-    epoch: int
-
-
-class ShownSession(SessionRow):
-    """The answer of `show`."""
-
-    binding: SessionBinding | None
-
-
-class EndedSession(Struct):
-    """The answer of `end`."""
-
-    session_key: _Key
-    was_bound: bool
-    released_tokens: Count
-
-
-Kind = TypeVar("Kind", SessionList, ShownSession, EndedSession)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -128,50 +88,55 @@ def run(argv: Sequence[str]) -> int:
 
 def _list(argv: Sequence[str]) -> None:
     settings = parse_settings(ListSettings, argv, f"{PROG} list")
-    listed = _read(SessionList, settings, "list", {"limit": settings.limit})
-    if settings.as_json:
-        return
-    print(f"{'session':32}  {'tokens':>8}  {'idle':>7}  {'worker':16}  id")
-    for row in listed.sessions:
-        tokens, held_by = max(row.held_tokens.values(), default=0), ",".join(row.held_tokens)
-        idle = "-" if row.idle_s is None else f"{row.idle_s:.0f} s"
-        print(f"{row.session_key:32}  {tokens:>8}  {idle:>7}  {printable(held_by):16}  {_owner(row)}")
-    if (hidden := listed.total - len(listed.sessions)) > 0:
-        print(f"... {hidden} more (--limit)")
+    _show_answer(settings, "list", {"limit": settings.limit}, _listed)
+
+
+def _listed(answer: Answer) -> Iterator[str]:
+    yield f"{'session':32}  {'tokens':>8}  {'idle':>7}  {'worker':16}  id"
+    for row in answer["sessions"]:
+        tokens, held_by = max(row["held_tokens"].values(), default=0), ",".join(row["held_tokens"])
+        idle = "-" if row["idle_s"] is None else f"{row['idle_s']:.0f} s"
+        yield f"{row['session_key']:32}  {tokens:>8}  {idle:>7}  {printable(held_by):16}  {_owner(row)}"
+    if (hidden := answer["total"] - len(answer["sessions"])) > 0:
+        yield f"... {hidden} more (--limit)"
 
 
 def _show(argv: Sequence[str]) -> None:
     settings = parse_settings(ShowSettings, argv, f"{PROG} show")
-    shown = _read(ShownSession, settings, "show", _names(settings))
-    if settings.as_json:
-        return
-    print(f"session {shown.session_key}: {_owner(shown)}")
-    bound = shown.binding
-    print(f"bound to {printable(bound.worker_id)}, epoch {bound.epoch}" if bound else "not bound to a decode worker")
-    for worker_id, tokens in shown.held_tokens.items():
-        print(f"{tokens} tokens of KV on {printable(worker_id)}")
-    if shown.idle_s is not None:
-        print(f"last round ended {shown.idle_s:.0f} s ago")
+    _show_answer(settings, "show", _names(settings), _shown)
+
+
+def _shown(answer: Answer) -> Iterator[str]:
+    yield f"session {answer['session_key']}: {_owner(answer)}"
+    bound = answer["binding"]
+    yield (
+        f"bound to {printable(bound['worker_id'])}, epoch {bound['epoch']}" if bound else "not bound to a decode worker"
+    )
+    for worker_id, tokens in answer["held_tokens"].items():
+        yield f"{tokens} tokens of KV on {printable(worker_id)}"
+    if answer["idle_s"] is not None:
+        yield f"last round ended {answer['idle_s']:.0f} s ago"
 
 
 def _end(argv: Sequence[str]) -> None:
     settings = parse_settings(EndSettings, argv, f"{PROG} end")
-    ended = _read(EndedSession, settings, "end", _names(settings))
-    if not (ended.was_bound or ended.released_tokens):
+    _show_answer(settings, "end", _names(settings), partial(_ended, settings.session_id))
+
+
+def _ended(session_id: str, answer: Answer) -> Iterator[str]:
+    if not (answer["was_bound"] or answer["released_tokens"]):
         raise RunError(
-            f"{PROG} end: no session {printable(settings.session_id)} is alive; if it has a tenant, name "
-            "the tenant: --tenant"
+            f"{PROG} end: no session {printable(session_id)} is alive; if it has a tenant, name the tenant: --tenant"
         )
-    if not settings.as_json:
-        print(f"session {ended.session_key} has ended; workers held {ended.released_tokens} tokens of its KV")
+    yield f"session {answer['session_key']} has ended; workers held {answer['released_tokens']} tokens of its KV"
 
 
-def _owner(row: SessionRow) -> str:
+def _owner(row: Answer) -> str:
     """The client's id, and the tenant if there is one; both only if the coordinator served its last round."""
-    if row.session_id is None:
+    if row["session_id"] is None:
         return "-"
-    tenant = f" (tenant {printable(row.tenant)})" if row.tenant else ""
-    return printable(row.session_id) + tenant
+    tenant = f" (tenant {printable(row['tenant'])})" if row["tenant"] else ""
+    return printable(row["session_id"]) + tenant
 
 
 def _names(settings: ShowSettings) -> dict[str, str]:
@@ -179,33 +144,36 @@ def _names(settings: ShowSettings) -> dict[str, str]:
     return {"session_id": settings.session_id, "tenant": settings.tenant}
 
 
-def _read(kind: type[Kind], settings: ListSettings | ShowSettings, operation: str, body: dict[str, Any]) -> Kind:
-    """The answer of a coordinator, checked, because anything may listen at the URL of a user.
-
-    With `--json` it is printed as it came.
-    """
+def _show_answer(
+    settings: ListSettings | ShowSettings,
+    operation: str,
+    body: dict[str, Any],
+    lines: Callable[[Answer], Iterator[str]],
+) -> None:
+    """Print the answer of a coordinator as lines, or with `--json` as it came. Anything may listen at a user's URL."""
     urls, token = _controls(settings.coordinator_url, settings.url)
     if keys := read_secrets(settings.graph_secret_file, PROG):
         token = operator_token(keys[0])
     answer = _asked(urls, operation, {**body, "token": token})
-    try:
-        checked = convert(answer, kind)
-    except (ValidationError, UnicodeEncodeError) as error:  # a lone surrogate is JSON, and no text
-        raise UserError(
-            f"{PROG}: {urls[0]} does not answer as a coordinator ({error}); see --coordinator-url"
-        ) from None
     if settings.as_json:
         print(json.dumps(answer, indent=1))
-    return checked
+    try:
+        text = "\n".join(lines(answer))
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{PROG}: {urls[0]} does not answer as a coordinator ({error!r}); see --coordinator-url"
+        ) from None
+    if not settings.as_json:
+        print(text)
 
 
-def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> dict[str, Any]:
+def _asked(control_urls: Sequence[str], operation: str, body: dict[str, Any]) -> Answer:
     """The answer of the first coordinator that can be reached."""
     control_url, *others = control_urls
     url = f"{control_url}/engine/{SESSIONS_ROUTE}/{operation}"
     try:
         reply = httpx.post(url, json=body, timeout=_TIMEOUT_S, trust_env=False)
-        answer: dict[str, Any] = reply.json() if reply.is_success else {}
+        answer: Answer = reply.json() if reply.is_success else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
         if others and isinstance(error, httpx.ConnectError):
             return _asked(others, operation, body)
@@ -228,13 +196,10 @@ def _controls(given: str | None, url: str | None = None) -> tuple[Sequence[str],
         return [given.rstrip("/")], ""
     if url is None and (port := os.environ.get(PORT_VARIABLE, "")).isdigit() and int(port):
         return [f"http://127.0.0.1:{port}"], ""
-    graphs = [graph for graph in graphs_at(url) if graph.controls]
-    if len(graphs) == 1:
-        return graphs[0].controls, graphs[0].token
-    if not graphs:
+    graph = only_one([graph for graph in graphs_at(url) if graph.controls], PROG)
+    if graph is None:
         raise UserError(
             f"{PROG}: no `ampd serve` with system ports runs on this machine (with --no-metrics there are none); "
             "name a coordinator with --coordinator-url"
         )
-    choices = ", or ".join(f"--url {graph.url}" for graph in graphs)
-    raise UserError(f"{PROG}: several graphs run on this machine; choose one with {choices}")
+    return graph.controls, graph.token

@@ -31,7 +31,7 @@ from ampd.perf.presets import load_performance_model, profile_names
 from ampd.policies.estimates import queued_s
 from ampd.serving.kv_tiers import TIERS
 from ampd.settings import GraphSettings, Settings, parse_settings
-from ampd.state.embedded import URL, LocalGraph, graphs_at
+from ampd.state.embedded import URL, LocalGraph, graphs_at, only_one
 from ampd.state.redis_connection import without_secrets
 from ampd.state.redis_store import StateStore, open_store
 from ampd.state.store import Heard, Overview, StateUnavailableError
@@ -336,12 +336,8 @@ def find_target(settings: TopSettings) -> Target:
     if settings.state_url not in (None, EMBEDDED):
         return Target(str(settings.state_url), namespace, model)
     graphs = graphs_at(settings.url)
-    fitting = [graph for graph in graphs if settings.namespace in (None, graph.namespace)]
-    if len(fitting) > 1:
-        choices = (f"--url {graph.url} (namespace {graph.namespace})" for graph in fitting)
-        raise UserError(f"{PROG}: several graphs run on this machine; choose one with {', or '.join(choices)}")
-    if fitting:
-        return Target(fitting[0].state_url, fitting[0].namespace, model or _model_of(fitting[0]))
+    if found := only_one([graph for graph in graphs if settings.namespace in (None, graph.namespace)], PROG):
+        return Target(found.state_url, found.namespace, model or _model_of(found))
     hint = "no `ampd serve` runs on this machine: "
     if others := ", ".join(sorted({graph.namespace for graph in graphs})):
         hint = f"no `ampd serve` of namespace {namespace} runs on this machine ({others} does): "

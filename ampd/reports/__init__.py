@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, in columns. The first one begins at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
+    )
+
 
 def format_share(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
@@ -12,12 +22,12 @@ def format_ms(value_s: float | None, digits: int = 1) -> str:
     return "-" if value_s is None else f"{value_s * 1e3:,.{digits}f}"
 
 
-def format_number(value: float | None, digits: int = 3, sign: str = "") -> str:
-    """A number with so many significant digits, and with all digits before the point; `sign`: as of a format."""
+def format_number(value: float | None, digits: int = 3) -> str:
+    """A number with so many significant digits, and with all digits before the point."""
     if value is None:
         return "-"
-    text = f"{value:{sign}.{digits}g}"
-    return f"{value:{sign}.0f}" if "e+" in text else text
+    text = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e+" in text else text
 
 
 def format_bytes(count: float | None) -> str:
@@ -29,3 +39,8 @@ def format_bytes(count: float | None) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things in words."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -15,7 +15,7 @@ from markupsafe import Markup
 
 from ampd.errors import RunError
 
-Shape = Literal["line", "dashed", "points", "bars"]
+Shape = Literal["line", "dashed", "points"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,6 @@ class Series:
         colour: number of the page's colour, which is another one on dark pages. They repeat after eight.
         filled: of each point; empty: all are filled.
         notes: what each point is, shown where the pointer is; empty: nothing.
-        ends: where the bar of each point ends; only with `bars`. Its paler first part ends at `middles`.
     """
 
     name: str
@@ -36,8 +35,6 @@ class Series:
     colour: int = 0
     filled: Sequence[bool] = ()
     notes: Sequence[str] = ()
-    middles: Sequence[float] = ()
-    ends: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,6 @@ class Chart:
         is_log: the y axis is logarithmic.
         height: in pixels of the screen.
         y_range: None: as the values need.
-        is_reversed: the y axis begins at the top.
     """
 
     x_label: str
@@ -60,7 +56,6 @@ class Chart:
     is_log: bool = False
     height: int = 240
     y_range: tuple[float, float] | None = None
-    is_reversed: bool = False
 
     @property
     def as_json(self) -> Markup:

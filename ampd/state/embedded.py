@@ -235,6 +235,18 @@ def graphs_at(url: str | None) -> list[LocalGraph]:
     return found
 
 
+def only_one(graphs: Sequence[LocalGraph], prog: str) -> LocalGraph | None:
+    """The graph that runs here; None: there is none.
+
+    Raises:
+        UserError: there are several.
+    """
+    if len(graphs) > 1:
+        choices = ", or ".join(f"--url {graph.url} (namespace {graph.namespace})" for graph in graphs)
+        raise UserError(f"{prog}: several graphs run on this machine; choose one with {choices}")
+    return next(iter(graphs), None)
+
+
 def local_graphs() -> list[LocalGraph]:
     """This user's registered graphs whose Redis answers."""
     found = (_read(file) for file in sorted(servers_folder().glob(f"{FOLDER_PREFIX}*/{_FILE}")))

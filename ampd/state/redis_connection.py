@@ -37,6 +37,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ampd.errors import UserError, one_line_of
 from ampd.state.store import RoundTrips, StateRefusedError, StateSlowError, StateUnavailableError
 
+Value = bytes | str | float
+"""Of a command."""
+
 _MOST_CONNECTIONS = 8
 """For commands. Each running command has one; further commands wait."""
 
@@ -78,12 +81,16 @@ class RedisConnection:
         self._was_demoted = self._takes_no_writes = False
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
-    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
+    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[Value]) -> Any:
         """Run a script in one round trip, or in two if the server does not know it yet."""
+        return (await self.scripts(name, [(keys, arguments)]))[0]
+
+    async def scripts(self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Value]]]) -> list[Any]:
+        """Run a script with several keys and arguments in one round trip."""
         is_heartbeat = name in _ALWAYS_WRITE
         try:
             async with self._guarded():
-                answer = await self._run_script(name, keys, arguments)
+                answers = await self._run_scripts(name, calls)
         except StateUnavailableError as error:
             if is_heartbeat:
                 self._takes_no_writes = not isinstance(error, StateRefusedError)
@@ -92,50 +99,57 @@ class RedisConnection:
         if is_heartbeat:
             self._end_subscriptions(self._was_demoted)
             self._was_demoted = self._takes_no_writes = False
-        return answer
+        return answers
 
     def _end_subscriptions(self, is_outdated: bool) -> None:
         for subscription in self._subscriptions if is_outdated else ():
             subscription.is_outdated = True
 
-    async def _run_script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
+    async def _run_scripts(self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Value]]]) -> list[Any]:
         text, digest = _script(name)
         try:
-            return await self._ask(name, "EVALSHA", digest, len(keys), *keys, *arguments)
+            return await self._ask(name, [("EVALSHA", digest, len(keys), *keys, *values) for keys, values in calls])
         except NoScriptError:
-            return await self._ask(name, "EVAL", text, len(keys), *keys, *arguments)
+            return await self._ask(name, [("EVAL", text, len(keys), *keys, *values) for keys, values in calls])
 
-    async def command(self, name: str, *arguments: bytes | str | float) -> Any:
+    async def command(self, name: str, *arguments: Value) -> Any:
         """Run one plain command."""
         async with self._guarded():
-            return await self._ask(name.lower(), name, *arguments)
+            return (await self._ask(name.lower(), [(name, *arguments)]))[0]
 
-    async def _ask(self, operation: str, *command: bytes | str | float) -> Any:
+    async def _ask(self, operation: str, commands: Sequence[Sequence[Value]]) -> list[Any]:
         with self.round_trips.trip(operation):
             async with self._free:
                 try:
-                    answer = await self._exchange(self._idle.pop() if self._idle else self._new_connection(), command)
+                    answers = await self._exchange(self._idle.pop() if self._idle else self._new_connection(), commands)
                 except RedisConnectionError:  # once more: it may have been lost while it was idle
                     await self._close_idle()
-                    answer = await self._exchange(self._new_connection(), command)
+                    answers = await self._exchange(self._new_connection(), commands)
         self._answered_s = time.monotonic()
-        return answer
+        return answers
 
-    async def _exchange(self, connection: Any, command: Sequence[bytes | str | float]) -> Any:
-        """Send a command and read its answer, without the pool of redis-py, which takes as long as all the rest."""
+    async def _exchange(self, connection: Any, commands: Sequence[Sequence[Value]]) -> list[Any]:
+        """Send commands and read their answers, without the pool of redis-py, which takes as long as all the rest."""
+        answers, refused = [], None
         try:
             if not connection.is_connected:
                 await connection.connect()
-            await connection.send_command(*command, check_health=False)
-            answer = await connection.read_response()
-        except ResponseError:
-            self._idle.append(connection)
-            raise
+            try:
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            except RuntimeError as error:  # uvloop has closed it: the network or the server has reset it
+                raise RedisConnectionError(str(error)) from None
+            for _ in commands:
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    refused = error
         except BaseException:
-            await connection.disconnect(nowait=True)  # the answer may still come, and is not that of the next command
+            await connection.disconnect(nowait=True)  # the answers may still come, and are not those of the next ones
             raise
         self._idle.append(connection)
-        return answer
+        if refused is not None:
+            raise refused
+        return answers
 
     async def subscribe(self, channel: str) -> Subscription:
         """Subscribe on a separate connection, which gets every message published after this returns.
@@ -276,7 +290,6 @@ def redis_client(url: str, timeout_s: float) -> Any:
         url: as in `ampd.state.redis_store.open_store`.
 
     Raises:
-        UserError: the URL of Sentinels is malformed.
         ValueError, TypeError, RedisError: redis-py does not accept the URL.
     """
     options = {
@@ -353,82 +366,34 @@ def _reason(error: Exception) -> str:
     return text
 
 
-# -- URLs of the shared state, and of Sentinels: `redis+sentinel://[user:password@]host:port,host:port,.../SERVICE[/db]`
+# -- URLs of the shared state
 
 SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
 _SENTINEL_PORT = 26379
-_EXAMPLE = "redis+sentinel://host1:26379,host2:26379,host3:26379/SERVICE/0"
-
-
-def sentinels_of(parts: SplitResult) -> tuple[list[tuple[str, int]], str]:
-    """The Sentinels and the name of the service that they watch.
-
-    Raises:
-        UserError: the URL is malformed.
-    """
-    hosts: list[tuple[str, int]] = []
-    for place in parts.netloc.rpartition("@")[2].split(","):
-        host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
-        if not colon:
-            host, port = place, str(_SENTINEL_PORT)
-        if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 1 << 16):
-            raise UserError(f"state URL: the Sentinels must be host:port, separated by commas, as in {_EXAMPLE}")
-        hosts.append((host.strip("[]"), int(port)))
-    service, _, database = parts.path.strip("/").partition("/")
-    if not service:
-        raise UserError(f"state URL: it must name the service that the Sentinels watch, as in {_EXAMPLE}")
-    if database and not (database.isascii() and database.isdigit()):
-        raise UserError(f"state URL: the database must be a number, as in {_EXAMPLE}")
-    return hosts, unquote(service)
-
-
+_USER = "([^/?#]*@)?"
+_HOST = r"(\[[^\]/?#@]+\]|[^\[\]:/?#@,]+)(:\d{1,5})?"
+_URL = re.compile(
+    rf"(rediss?://{_USER}{_HOST}(/\d*/?)?|rediss?\+sentinel://{_USER}{_HOST}(,{_HOST})*/[^/?#]+(/\d*)?|unix://{_USER}/[^?#]+)"
+    r"(\?\S*)?",
+    re.ASCII,
+)
 NO_CLUSTER = (
     "state URL: Redis Cluster is not supported; use one Redis, several behind Sentinels (redis+sentinel://), or one "
     "address that follows the master"
 )
-_HOST = re.compile(r"([^:\[\]]*|\[.*\])(:\d*)?")
 
 
 def check_url(url: str) -> None:
-    """Raise `UserError` for a malformed URL. Only its scheme is quoted: other parts may belong to a password."""
-    if _has_unquoted_credentials(url):
+    """Raise `UserError` for a malformed URL. Nothing of it is quoted, because any part may belong to a password."""
+    if not _URL.fullmatch(url):
         raise UserError(
-            "state URL: the user or the password has a character that ends it in a URL; write / as %2F, ? as %3F, "
-            "# as %23"
+            "state URL: it is malformed; give redis://USER:PASSWORD@HOST:6379/0, rediss:// (TLS), unix:///SOCKET or "
+            "redis+sentinel://HOST:26379,HOST:26379/SERVICE/0, and write / ? # of a password as %2F %3F %23"
         )
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        raise UserError("state URL: it is malformed, perhaps its IPv6 address; expected redis://host:port/db") from None
-    if parts.scheme in SENTINEL_SCHEMES:
-        sentinels_of(parts)
-        return
-    if "cluster" in parts.scheme:
-        raise UserError(NO_CLUSTER)
-    try:
-        _ = parts.port
-    except ValueError:
-        raise UserError("state URL: the port must be a number up to 65535, as in redis://host:6379/0") from None
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise UserError(
-            f"state URL: scheme {parts.scheme!r} is not known; expected redis://, rediss://, unix:// or redis+sentinel://"
-        )
-    if parts.scheme == "unix" and not parts.path.strip("/"):
-        raise UserError("state URL: unix:// needs the path of a socket, as in unix:///run/redis/redis.sock")
-    if parts.scheme in ("redis", "rediss"):
-        _check_redis(parts)
 
 
-def _has_unquoted_credentials(url: str) -> bool:
-    """Whether a `/`, `?` or `#` cuts user and password off from the @ that ends them."""
-    rest = url.partition("://")[2]
-    place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    return "@" in rest and "@" not in place and not _HOST.fullmatch(place)
-
-
-def _check_redis(parts: SplitResult) -> None:
-    if not parts.hostname:
-        raise UserError(f"state URL: {parts.scheme}:// needs a host, as in {parts.scheme}://127.0.0.1:6379/0")
-    database = parts.path.strip("/")
-    if database and not (database.isascii() and database.isdigit()):
-        raise UserError(f"state URL: the database must be a number, as in {parts.scheme}://host:6379/0")
+def sentinels_of(parts: SplitResult) -> tuple[list[tuple[str, int]], str]:
+    """The Sentinels and the name of the service that they watch, of a URL that was checked."""
+    places = [urlsplit(f"//{place}") for place in parts.netloc.rpartition("@")[2].split(",")]
+    hosts = [(place.hostname or "", place.port or _SENTINEL_PORT) for place in places]
+    return hosts, unquote(parts.path.strip("/").partition("/")[0])

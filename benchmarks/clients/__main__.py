@@ -1,6 +1,6 @@
 """Tries every feature of every client against a graph, and prints the table of benchmarks/results/clients.csv.
 
-    make clients && python -m benchmarks.clients [--engine sglang] [--json]
+    make clients && python -m benchmarks.clients [--engine sglang] [--json] [--write benchmarks/results]
 
 The packages of the extra `clients` do not fit beside SGLang, so `make clients` gives them environments of their own.
 CLIENTS_PYTHON, CLIENTS_AIPERF and CLIENTS_NODE_MODULES name others. The modelled engine plays scripted replies, so that
@@ -20,27 +20,35 @@ from pathlib import Path
 
 from ampd.errors import guarded
 from ampd.tiny_model import tiny_model_path
-from benchmarks.clients import aiperf, codex, runners
+from benchmarks.clients import aiperf, runners
 from benchmarks.clients.cases import CLIENTS, replies
-from benchmarks.clients.environment import ask_sessions
+from benchmarks.clients.environment import ask_sessions, versions
 from benchmarks.clients.feature import CONTEXT_TOKENS, Client, Feature, session_of
+from benchmarks.clients.programs import PROGRAMS
+from benchmarks.clients.programs import rows as program_rows
 from benchmarks.clients.table import Row, table
+from benchmarks.result_files import write
 from tools.demo import running_graph
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("modelled", "sglang"), default="modelled")
-    known = [*(client.name for client in CLIENTS), aiperf.CLIENT, codex.CLIENT]
+    known = [*(client.name for client in CLIENTS), aiperf.CLIENT, *(each.client for each in PROGRAMS)]
     parser.add_argument("--client", action="append", choices=known, help="only these")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the table to clients.csv there")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ampd-clients-") as folder:
         rows = list(_rows(arguments.client or known, arguments.engine, Path(folder)))
+    found = versions(sorted({row.client for row in rows}))
+    if arguments.write:
+        write(arguments.write, "clients", {"": table(rows, found)}, "python -m benchmarks.clients")
     if arguments.json:
-        print(json.dumps({"engine": arguments.engine, "rows": [asdict(row) for row in rows]}))
+        whole = {"engine": arguments.engine, "versions": found, "rows": [asdict(row) for row in rows]}
+        print(json.dumps(whole))
     else:
-        print(table(rows))
+        print(table(rows, found))
     return 1 if any(row.error for row in rows) else 0
 
 
@@ -59,8 +67,9 @@ def _rows(wanted: Sequence[str], engine: str, folder: Path) -> Iterator[Row]:
                 yield from _tried(client, features, url)
         if aiperf.CLIENT in wanted:
             yield from _told(aiperf.rows(url, logs, tiny_model_path(), folder), aiperf.CLIENT)
-    if codex.CLIENT in wanted and engine == "modelled":
-        yield from _told(codex.rows(folder, _progress), codex.CLIENT)
+    for program in PROGRAMS if engine == "modelled" else ():
+        if program.client in wanted:
+            yield from _told(program_rows(program, folder, _progress), program.client)
 
 
 def _tried(client: Client, features: list[Feature], url: str) -> list[Row]:

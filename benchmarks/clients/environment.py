@@ -5,8 +5,11 @@ The packages do not fit beside SGLang, so `make clients` puts them elsewhere.
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,36 @@ def clients_node_modules(environment: Path = _HERE) -> Path:
     """The folder of npm packages that CLIENTS_NODE_MODULES names, else that of `make clients`."""
     chosen = os.environ.get(NODE_VARIABLE)
     return Path(chosen) if chosen else environment / "clients-js" / "node_modules"
+
+
+_PACKAGES = {
+    "pydantic-ai": "pydantic-ai-slim",
+    "LlamaIndex": "llama-index-core",
+    "Vercel AI SDK": "ai",
+    "Codex CLI": "@openai/codex",
+    "Claude Code": "@anthropic-ai/claude-code",
+}
+"""Clients whose package has another name."""
+
+_INSTALLED = """
+import json
+from importlib.metadata import distributions
+print(json.dumps({each.name.lower(): each.version for each in distributions()}))
+"""
+
+
+def versions(clients: Iterable[str]) -> dict[str, str]:
+    """The versions of clients; "" of those that are not installed."""
+    program = aiperf_program()
+    interpreters = [clients_python(), *([str(Path(program).with_name("python"))] if program else [])]
+    installed: dict[str, str] = {}
+    for interpreter in interpreters:
+        listed = subprocess.run([interpreter, "-I", "-c", _INSTALLED], capture_output=True, text=True, check=False)
+        installed = {**json.loads(listed.stdout or "{}"), **installed}
+    for name in ("ai", "@openai/codex", "@anthropic-ai/claude-code"):
+        about = clients_node_modules() / name / "package.json"
+        installed[name] = json.loads(about.read_text(encoding="utf-8"))["version"] if about.is_file() else ""
+    return {client: installed.get(_PACKAGES.get(client, client.lower()), "") for client in clients}
 
 
 def ask_sessions(url: str, operation: str, **body: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -35,11 +35,11 @@ class Row:
         return self.error or works
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], versions: Mapping[str, str]) -> str:
     """The rows as Markdown."""
-    lines = ["| client | feature | before | now | session |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| client | version | feature | before | now | session |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         session = "" if row.is_session is None else "known" if row.is_session else "**none**"
-        state = row.state.replace("|", "\\|")
-        lines.append(f"| {row.client} | {row.feature} | {row.before} | {state} | {session} |")
+        state, version = row.state.replace("|", "\\|"), versions.get(row.client, "")
+        lines.append(f"| {row.client} | {version} | {row.feature} | {row.before} | {state} | {session} |")
     return "\n".join(lines)

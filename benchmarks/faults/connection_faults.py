@@ -5,6 +5,7 @@ Both strike all connections that exist at the moment. New ones work.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,9 @@ _PAIRS = (
     ("coordinator", "decode"),
     ("coordinator", "prefill"),
     ("decode", "prefill"),
+    ("coordinator", "redis"),
+    ("decode", "redis"),
+    ("prefill", "redis"),
 )
 SILENCE_AIM_S = 16.0
 """A stream whose packets are lost is given up after 15 s. Everything else takes less."""
@@ -34,8 +38,8 @@ def _strikes(kinds: tuple[str, str], strike: Callable[[socket.socket], bool]) ->
 
 
 def _pids(scene: Scene, kind: str) -> list[int]:
-    """Of all processes of a kind, those included that they have started."""
-    pids: list[int] = []
+    """Of all processes of a kind, those included that they have started. The proxy before Redis is in this process."""
+    pids = [os.getpid()] if kind == "redis" else []
     for member in scene.graph.of(kind):
         with suppress(OSError):  # it has just ended
             pids += [member.process.pid, *member.children()]

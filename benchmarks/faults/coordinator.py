@@ -32,7 +32,6 @@ def figures(coordinator: Any) -> dict[str, Any]:
         "rounds": coordinator.running,
         "rounds at workers": len(coordinator._ends._runs),
         "refusals": len(coordinator._refusals),
-        "undeleted bindings": len(coordinator._services.access.undeleted),
         "background work": len(coordinator._background._tasks),
         "queued": sum(len(view.queue) for view in views),
         "workers": sorted(view.worker_id for view in views),

@@ -21,7 +21,7 @@ MUST_BE_ZERO = (
     "rounds at workers",
     "refusals",
     "told rounds",
-    "undeleted bindings",
+    "ended sessions",
     "background work",
 )
 """Figures of a process that are above 0 only while rounds are in progress or sessions live."""
@@ -46,7 +46,7 @@ def check_owners(results: Sequence[RoundResult], bindings: Mapping[str, str]) ->
     """An epoch of a session names one decode worker, epochs never go back, and the shared state names the last owner.
 
     A final round that fails may have ended its session. The session lives anew when that round is sent again, and its
-    epochs begin anew.
+    epochs begin with 1. A frontend sends it again by itself if its connection broke, which the client does not see.
 
     Args:
         results: in the order in which the rounds were sent.
@@ -62,7 +62,8 @@ def check_owners(results: Sequence[RoundResult], bindings: Mapping[str, str]) ->
         life = (result.session_id, lives[result.session_id])
         lives[result.session_id] += result.is_final
         for record in result.records:
-            owners[*life, record["epoch"]].add(record["decode_worker"])
+            if not (result.is_final and record["epoch"] == 1):
+                owners[*life, record["epoch"]].add(record["decode_worker"])
         if result.ending is Ending.COMPLETED and result.records:
             record = result.records[-1]
             epoch, before = record["epoch"], epochs.get(life, 0)

@@ -46,9 +46,10 @@ def _kills(part: str) -> Action:
 
         async def kill() -> None:
             await until(lambda: scene.stage.processes()["decode"] is not owner, _PLACED_S, poll_s=0.005)
-            scene.kept["moved"] = True
-            processes = {**scene.stage.processes(), "old owner": owner}
-            processes[part].signal(signal.SIGKILL)
+            member = {**scene.stage.processes(), "old owner": owner}[part]
+            if member not in scene.spared:
+                scene.kept["moved"] = True
+                member.signal(signal.SIGKILL)
 
         scene.running.append(asyncio.create_task(kill()))
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from benchmarks.faults.aims import DEATH_AIM_S, STOPPED_S, WOKEN_AIM_S, hung_for_s, hung_worker_aim_s
-from benchmarks.faults.cluster import KINDS, MODELLED, WORKER_KINDS
+from benchmarks.faults.aims import DEATH_AIM_S, STOPPED_S, WOKEN_AIM_S
+from benchmarks.faults.cluster import KINDS
 from benchmarks.faults.fault import Action, Fault, Scene
 from benchmarks.faults.foreign_workers import check_weights, note_weights
 from benchmarks.faults.weights import other_weights
@@ -73,23 +73,21 @@ async def _until_restarted(scene: Scene) -> None:
     await asyncio.gather(*scene.running)
 
 
-def hung_worker(kind: str, what: str, group: str, workers: int, signals: Callable[[signal.Signals], Action]) -> Fault:
-    """A worker stops for longer than the graph should need to recover without it.
+def stopped(kind: str, what: str, group: str, signals: Callable[[signal.Signals], Action]) -> Fault:
+    """A process hangs. Only the liveness probe would end it, which the harness does not make.
 
     Args:
         what: is stopped.
-        workers: of its role.
         signals: signal -> the action that sends it.
     """
-    held_s = hung_for_s(workers)
     return Fault(
         f"stop-{kind}",
         group,
-        f"SIGSTOP of {what}, SIGCONT after {held_s:g} s",
+        f"SIGSTOP of {what}, SIGCONT after {STOPPED_S:g} s",
         signals(signal.SIGSTOP),
         signals(signal.SIGCONT),
-        holds_s=held_s,
-        aim_s=hung_worker_aim_s(workers),
+        holds_s=STOPPED_S,
+        aim_s=WOKEN_AIM_S,
     )
 
 
@@ -98,23 +96,7 @@ PROCESS_FAULTS = [
         Fault(f"kill-{kind}", _GROUP, f"SIGKILL of the {kind} process of the round", _kills(kind), aim_s=DEATH_AIM_S)
         for kind in KINDS
     ),
-    *(
-        hung_worker(kind, f"the {kind} process of the round", _GROUP, MODELLED.sizes[kind], partial(_signals, kind))
-        for kind in WORKER_KINDS
-    ),
-    *(
-        Fault(
-            f"stop-{kind}",
-            _GROUP,
-            f"SIGSTOP of the {kind} process of the round, SIGCONT after {STOPPED_S:g} s",
-            _signals(kind, signal.SIGSTOP),
-            _signals(kind, signal.SIGCONT),
-            holds_s=STOPPED_S,
-            aim_s=WOKEN_AIM_S,
-        )
-        for kind in KINDS
-        if kind not in WORKER_KINDS
-    ),
+    *(stopped(kind, f"the {kind} process of the round", _GROUP, partial(_signals, kind)) for kind in KINDS),
     Fault(
         "kill-behind-relay",
         _GROUP,
@@ -122,15 +104,7 @@ PROCESS_FAULTS = [
         _signals_behind_relay(signal.SIGKILL),
         aim_s=DEATH_AIM_S,
     ),
-    Fault(
-        "stop-behind-relay",
-        _GROUP,
-        f"SIGSTOP of Dynamo's frontend behind the status relay of the round, SIGCONT after {STOPPED_S:g} s",
-        _signals_behind_relay(signal.SIGSTOP),
-        _signals_behind_relay(signal.SIGCONT),
-        holds_s=STOPPED_S,
-        aim_s=WOKEN_AIM_S,
-    ),
+    stopped("behind-relay", "Dynamo's frontend behind the status relay of the round", _GROUP, _signals_behind_relay),
     Fault(
         "rolling-restart",
         _GROUP,

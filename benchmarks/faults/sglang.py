@@ -36,7 +36,7 @@ from benchmarks.faults.moments import (
     Stage,
     blocker_name,
 )
-from benchmarks.faults.process_faults import PROCESS_FAULTS, hung_worker
+from benchmarks.faults.process_faults import PROCESS_FAULTS, stopped
 from benchmarks.faults.request_faults import REQUEST_FAULTS
 from benchmarks.faults.sglang_worker import HANGS, RAISES, WATCHDOG_S, engine_fault_file
 from tests.harness.graph import PRELOADED
@@ -207,10 +207,7 @@ SGLANG_FAULTS = [
         )
         for kind in WORKER_KINDS
     ),
-    *(
-        hung_worker(kind, f"the {kind} worker with its engine", _GROUP, _SIZES[kind], partial(_signals, kind))
-        for kind in WORKER_KINDS
-    ),
+    *(stopped(kind, f"the {kind} worker with its engine", _GROUP, partial(_signals, kind)) for kind in WORKER_KINDS),
     Fault(
         "kill-engine",
         _GROUP,

@@ -85,6 +85,7 @@ def figures(worker: Any) -> dict[str, Any]:
     return {
         "rounds": rounds.running,
         "told rounds": sum(len(link.running) for link in worker._answering._ends._links.values()),
+        "ended sessions": len(worker._answering._sessions),
         "queued": len(rounds._queue),
         "engine requests": len(engine._requests.alive),
         "protected requests": len(directory._requests),

@@ -121,6 +121,8 @@ class Sampler:
                 kinds = Counter([_kind_of_key(key) async for key in client.scan_iter("ampd:*", count=1000)])
                 figures = {f"keys {kind}": float(number) for kind, number in kinds.items()}
                 figures |= {"used bytes": info["used_memory"], "connections": info["connected_clients"]}
+                held = info.get("db0", {"keys": 0, "expires": 0})
+                figures["keys without a lifetime"] = held["keys"] - held["expires"]
                 self._add(REDIS, figures)
 
     def is_settled(self) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ampd.keys import PAGE_TOKENS
+from ampd.state.store import StateUnavailableError
 from benchmarks.commit import commit
 from benchmarks.faults.cell import CellRunner
 from benchmarks.faults.cluster import KINDS, LiveGraph, Member, live_graph
@@ -184,7 +185,7 @@ class _Run:
             await event
         except Exception as error:
             self._violated(name, f"the graph did not come back: {error!r}")
-            with suppress(RuntimeError, TimeoutError):
+            with suppress(RuntimeError, TimeoutError, StateUnavailableError):
                 await self._restore()
         for number, member in enumerate(self.elders):
             if not member.is_running:

@@ -45,9 +45,10 @@ COUNT_BOUND = Bound(absolute=1.0, share=0.05)
 
 NIXL_PEERS = "NIXL peers"
 
-NOT_JUDGED = ("PSS bytes", WITHOUT_KV, NIXL_PEERS)
+NOT_JUDGED = ("PSS bytes", WITHOUT_KV, NIXL_PEERS, "keys request")
 """The share of memory depends on how many processes share it. A session without KV is forgotten after half an hour. The
-peers of NIXL follow churn; those beyond the workers are judged."""
+peers of NIXL follow churn; those beyond the workers are judged. The names of requests live for a minute, so that their
+number follows the load; keys without a lifetime are judged."""
 
 UNSETTLED = ", while processes come and go"
 """End of the name of a figure that was taken while more or fewer processes served than at the start, or shortly after

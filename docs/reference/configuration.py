@@ -23,12 +23,12 @@ _HEAD = """\
 
 <!-- Written by: python -m docs.reference.configuration > docs/configuration.md -->
 
-Every setting is a flag and an environment variable. A flag wins over the variable, and the variable over the default.
-`--config FILE` reads settings from a TOML or YAML file, named as the flags are. Flags win over the file, and the file
-over variables. An unknown flag or a wrong value ends the command with one line and exit code 2. `ampd` names variables
-`AMPD_*` that nothing reads. Switches (`on`, `off`) are `--name` and `--no-name`, or `1` and `0` as a variable.
-Arguments in capitals are positional and have no variable. Secrets, and URLs with a password, belong into their
-variable. Several names of a setting mean the same.
+Every setting is a flag and an environment variable: `--max-wait` is `AMPD_MAX_WAIT`. The tables name other variables. A
+flag wins over the variable, and the variable over the default. `--config FILE` reads settings from a TOML or YAML file,
+named as the flags are. Flags win over the file, and the file over variables. An unknown flag or a wrong value ends the
+command with one line and exit code 2. `ampd` names variables `AMPD_*` that nothing reads. Switches (`on`, `off`) are
+`--name` and `--no-name`, or `1` and `0` as a variable. Arguments in capitals are positional and have no variable.
+Secrets, and URLs with a password, belong into their variable. Several names of a setting mean the same.
 
 [policies.md](policies.md) lists the parameters of policies. Variables that are not flags are [at the
 end](#other-environment-variables).
@@ -94,8 +94,9 @@ SECTIONS: tuple[Section, ...] = (
     Section("ampd replay", "workloads.replay_command:ReplaySettings"),
     Section("ampd compare", "ampd.cli.compare:CompareSettings"),
     Section("ampd top", "ampd.cli.top:TopSettings"),
-    Section("ampd session list", "ampd.cli.session:ListSettings"),
-    Section("ampd session show ID", "ampd.cli.session:ShowSettings"),
+    Section("ampd session", "ampd.cli.session:SessionSettings", text="`list`, `show` and `end` take these."),
+    Section("ampd session list", "ampd.cli.session:ListSettings", "ampd.cli.session:SessionSettings"),
+    Section("ampd session show ID", "ampd.cli.session:ShowSettings", "ampd.cli.session:SessionSettings"),
     Section("ampd session end ID", "ampd.cli.session:EndSettings", "ampd.cli.session:ShowSettings"),
     Section("ampd doctor", "ampd.cli.doctor:DoctorSettings"),
     Section("ampd completion", "ampd.cli.completion:CompletionSettings"),
@@ -186,8 +187,10 @@ def _rendered(section: Section) -> str:
 
 def _row(setting: Setting) -> str:
     default = "required" if setting.is_required else setting.default
+    flags = tuple(flag for flag in setting.flags if not flag.startswith("--no-"))
+    usual = {PREFIX + flag.removeprefix("--").replace("-", "_").upper() for flag in flags}
     cells = (
-        _names(tuple(flag for flag in setting.flags if not flag.startswith("--no-")) + setting.variables),
+        _names(flags + tuple(name for name in setting.variables if name not in usual)),
         f"{_type(setting.schema)} ({default})" if default else _type(setting.schema),
         setting.description,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ampd.telemetry.metrics.names import METRICS, Kind, Metric, Process
+from ampd.telemetry.metrics.names import METRICS, Metric, Process
 
 _HEAD = """\
 # Metrics
@@ -72,9 +72,7 @@ def render() -> str:
         parts.append(f"## {title}\n\n| metric | kind | labels | |\n| --- | --- | --- | --- |")
         parts += [_row(metric) for metric in METRICS if metric.processes == processes]
         parts.append("")
-    parts.append("## Buckets\n\nUpper bounds in seconds.\n")
-    parts += [_buckets(metric) for metric in METRICS if metric.kind is Kind.HISTOGRAM]
-    return "\n".join(parts) + "\n"
+    return "\n".join(parts)
 
 
 def _row(metric: Metric) -> str:
@@ -84,10 +82,6 @@ def _row(metric: Metric) -> str:
 
 def _label(name: str, values: tuple[str, ...]) -> str:
     return f"`{name}`: {', '.join(values)}" if values else f"`{name}`"
-
-
-def _buckets(metric: Metric) -> str:
-    return f"- `{metric.name}`: {', '.join(f'{bound:g}' for bound in metric.buckets)}"
 
 
 if __name__ == "__main__":

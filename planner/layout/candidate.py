@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from math import cos, inf, isfinite, pi, sin, sqrt, tan
+from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Any
 
@@ -14,9 +13,8 @@ from planner.layout.trial import IN_TIME, Trial
 
 CHOOSING, HELD_OUT = (0, 1, 2), (3, 4, 5)
 """The seeds that choose layouts, and those with which a chosen one is tried again."""
-CONFIDENCE = 0.95
-_HALVINGS = 60
-"""Of an angle. A double has no more digits."""
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""The t within which 95 % of Student's distribution lie, for 2, 3, ... values. More than 10 count as 10."""
 _LEAST = 0.02
 """A search gives up below this, in units of its start."""
 _FIRST_STEP, _LONGEST_STEP = 1.1, 1.6
@@ -33,29 +31,7 @@ def half_width(values: Sequence[float]) -> float:
     count = len(values)
     if count == 1:
         return inf
-    return _student(count - 1) * stdev(values) / sqrt(count)
-
-
-@cache
-def _student(degrees: int) -> float:
-    """The t within which a share `CONFIDENCE` of Student's distribution of so many degrees of freedom lies."""
-    low, high = 0.0, pi / 2
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _share_within(middle, degrees) < CONFIDENCE else (low, middle)
-    return tan(low) * sqrt(degrees)
-
-
-def _share_within(angle: float, degrees: int) -> float:
-    """The share of Student's distribution within +-tan(angle) * sqrt(degrees), as a finite sum (Abramowitz and Stegun,
-    26.7.3 and 26.7.4)."""
-    is_odd = degrees % 2
-    term = cos(angle) if is_odd else 1.0
-    total = term if degrees > 1 else 0.0
-    for power in range(2 + is_odd, degrees - 1, 2):
-        term *= (power - 1) / power * cos(angle) ** 2
-        total += term
-    return 2 / pi * (angle + sin(angle) * total) if is_odd else sin(angle) * total
+    return _STUDENT[min(count, len(_STUDENT) + 1) - 2] * stdev(values) / sqrt(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +44,17 @@ class Figure:
     seeds: int
 
     @classmethod
-    def of(cls, values: Sequence[float], mean: float | None = None, least: float = 0.0, most: float = inf) -> Figure:
+    def of(cls, values: Sequence[float], mean: float | None = None, most: float = inf) -> Figure:
         """The figure of one value per seed.
 
         Args:
             mean: another value than their mean.
-            least, most: the interval ends there.
+            most: the interval ends there, and at 0.
         """
         middle, half = fmean(values) if mean is None else mean, half_width(values)
         if not isfinite(half):
             return cls(middle, None, None, len(values))
-        return cls(middle, max(middle - half, least), min(middle + half, most), len(values))
-
-    def times(self, factor: float) -> Figure:
-        """The figure in another unit."""
-        low, high = (None if value is None else factor * value for value in (self.low, self.high))
-        return Figure(factor * self.mean, low, high, self.seeds)
+        return cls(middle, max(middle - half, 0.0), min(middle + half, most), len(values))
 
 
 @dataclass(slots=True)
@@ -133,12 +104,6 @@ class Candidate:
     def figure(self) -> Figure | None:
         """Its goodput, with an interval over the single seeds; None: it is not known."""
         return Figure.of([self.goodput([seed]) for seed in self.seeds], self.most) if self.seeds else None
-
-    def gain_over(self, other: Candidate) -> Figure:
-        """How much more it carries than the other one, by the seeds of both."""
-        seeds = [seed for seed in self.seeds if seed in other.seeds]
-        singles = [self.goodput([seed]) - other.goodput([seed]) for seed in seeds]
-        return Figure.of(singles, self.goodput(seeds) - other.goodput(seeds), least=-inf)
 
     def attainment(self, rate: float) -> Figure:
         """The share of the rounds within both targets at a rate that was tried."""

@@ -1,15 +1,15 @@
-"""Explains a plan in a few sentences: what was found, how sure it is, what limits it, and what more GPUs would buy."""
+"""Explains a plan in a few sentences: what was found, how sure it is and what limits it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ampd.reports import format_number
+from ampd.reports import counted, format_number
 from planner.layout.candidate import Candidate, Figure
 from planner.layout.fluid import Demand, memory_needs
 from planner.layout.layout import PlanCase
-from planner.layout.plan import MORE_LOAD, NextStep, Plan
+from planner.layout.plan import MORE_LOAD, Plan
 from planner.layout.trial import Trial
 
 BINDS = {
@@ -90,7 +90,7 @@ def sentences(plan: Plan, case: PlanCase, left_out: Mapping[int, str], slack: Sl
     for reason in dict.fromkeys(left_out.values()):
         degrees = ", ".join(f"TP{degree}" for degree in left_out if left_out[degree] == reason)
         lines.append(f"{degrees} left out: {reason}.")
-    lines.append(_found(plan, case))
+    lines.append(answer(plan, case))
     if slack is not None:
         best = plan.layouts[0]
         lines += [_attained(plan, best), _binds(slack, best, plan, case)]
@@ -98,28 +98,9 @@ def sentences(plan: Plan, case: PlanCase, left_out: Mapping[int, str], slack: Sl
             share = Figure.of([trial.met for trial in more], most=1.0)
             carried = "is carried too" if best.most >= MORE_LOAD * plan.rate else "is not carried"
             lines.append(f"20 % more load {carried}: {_share(share)} of the rounds are attained then.")
-    if plan.next_step is not None:
-        lines.append(_next(plan.next_step))
     if plan.stopped:
         lines.append(f"The search ended early, because {plan.stopped}: this is what was found until then.")
     return lines
-
-
-def summary(plan: Plan, case: PlanCase) -> str:
-    """The answer in one line: GPUs, layout, what it carries, and whether it has a reserve."""
-    if not plan.layouts:
-        return _found(plan, case)
-    best = plan.layouts[0]
-    rate = rate_text(plan.rate)
-    if not plan.carries:
-        outcome = f"does not carry {rate} sessions/s"
-        if best.seeds:
-            outcome = f"carries {format_number(best.most)} sessions/s, less than {rate}"
-    else:
-        outcome = f"carries {rate} sessions/s"
-        if best.seeds:
-            outcome += ", and 20 % more load too" if best.most >= MORE_LOAD * plan.rate else ", but not 20 % more load"
-    return f"{gpus_text(best.layout.gpus)}: {best.layout}; {outcome}."
 
 
 def shortfall(headroom: float | None, attainment: float) -> str:
@@ -129,20 +110,16 @@ def shortfall(headroom: float | None, attainment: float) -> str:
     return f"attains {attainment:.1%} of the rounds"
 
 
-def gpus_text(count: int) -> str:
-    """A number of GPUs in words."""
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
-
-
 def rate_text(rate: float) -> str:
     """A rate that a user gave, or that was made round."""
     return format_number(rate, 6)
 
 
-def _found(plan: Plan, case: PlanCase) -> str:
+def answer(plan: Plan, case: PlanCase) -> str:
+    """The answer in one line: the layout, and what it carries."""
     wanted = f"{case.attainment:.0%} of the rounds within both targets, and nearly all sessions in time"
     if not plan.layouts:
-        return f"No layout of {gpus_text(case.gpus)} carries any rate that was tried with {wanted}."
+        return f"No layout of {counted(case.gpus, 'GPU')} carries any rate that was tried with {wanted}."
     best = plan.layouts[0]
     part = ""
     if plan.scale > 1:
@@ -152,12 +129,12 @@ def _found(plan: Plan, case: PlanCase) -> str:
     if plan.has_fewest_gpus and plan.carries:
         return f"{best.layout} has the fewest GPUs that were found to carry {rate}: {wanted}.{part}"
     if plan.carries and best.seeds:
-        return f"{best.layout} carries the most that was found on {gpus_text(case.gpus)}: {wanted}.{part}"
+        return f"{best.layout} carries the most that was found on {counted(case.gpus, 'GPU')}: {wanted}.{part}"
     if plan.carries:
         return f"{best.layout} carries {rate} in one simulation: {wanted}.{part}"
     miss = shortfall(headroom_of(best, plan.rate), best.attainment(plan.rate).mean)
     return (
-        f"No layout of {gpus_text(case.gpus)} was found to carry {rate} with {wanted}. "
+        f"No layout of {counted(case.gpus, 'GPU')} was found to carry {rate} with {wanted}. "
         f"The closest one, {best.layout}, {miss}.{part}"
     )
 
@@ -215,16 +192,6 @@ def _first_failure(best: Candidate, plan_rate: float) -> tuple[float, Trial] | N
     return next(failing, None)
 
 
-def _next(step: NextStep) -> str:
-    gain = step.gain
-    between = "" if gain.low is None or gain.high is None else f" ({_gain(gain.low)} to {_gain(gain.high)})"
-    unsure = ", which may be chance" if gain.low is not None and gain.low <= 0 else ""
-    return (
-        f"The next {gpus_text(step.more_gpus)} would buy {_gain(gain.mean)} sessions/s{between}{unsure}, with "
-        f"{step.best.layout}."
-    )
-
-
 def _share(figure: Figure) -> str:
     if figure.low is None or figure.high is None:
         return f"{figure.mean:.1%}"
@@ -234,10 +201,6 @@ def _share(figure: Figure) -> str:
 def _rate(figure: Figure) -> str:
     mean, low, high = (format_number(value) for value in (figure.mean, figure.low, figure.high))
     return mean if figure.low is None else f"{mean} ({low} to {high}, {figure.seeds} seeds)"
-
-
-def _gain(sessions_per_s: float) -> str:
-    return format_number(sessions_per_s, 2, "+")
 
 
 def _over(target_s: float, seconds: float | None) -> float | None:

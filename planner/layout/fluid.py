@@ -16,9 +16,6 @@ KV is kept between their rounds, and computing it again takes A(n) seconds of a 
 The rate is maximised. If an idle replica of a degree misses the target of a phase in too many rounds, the degree gets
 nothing of that phase. Queues are left out. So the rate is an upper bound, and only a simulation can tell how much of it
 a layout carries. `Costs.with_queues` gives a better guess of that rate.
-
-
-from __future__ import annotations
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The plan: the layouts that simulations found best, and what the next GPUs would buy.
+"""The plan: the layouts that simulations found best.
 
 The best layout is the one with the fewest GPUs that carries the rate. With `--use-all` it is the layout of all GPUs
 that carries most. That layout is also shown if no layout carries the rate.
@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
-from typing import NamedTuple
 
-from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate, Figure
+from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate
 from planner.layout.fluid import costs_of, fewest_gpus
 from planner.layout.layout import PlanCase
 from planner.layout.search import Search, filled, scaled
@@ -46,14 +45,6 @@ class Wishes:
     budget_s: float = BUDGET_S
 
 
-class NextStep(NamedTuple):
-    """More GPUs, the best layout with them, and how many more sessions per second it carries."""
-
-    more_gpus: int
-    best: Candidate
-    gain: Figure
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Layouts with their trials.
@@ -63,7 +54,6 @@ class Plan:
         rate: sessions per second at which they were simulated.
         has_fewest_gpus: the first layout is the smallest that carries the rate. Else it carries the most.
         trials: how many simulations were made.
-        next_step: None: it is not known.
         stopped: why the simulations ended early; empty: they did not.
         scale: the layouts are this many times one that was planned for such a part of the GPUs and of the rate.
         tried: all layouts of which a trial was made, of such a part.
@@ -73,7 +63,6 @@ class Plan:
     rate: float
     has_fewest_gpus: bool
     trials: int
-    next_step: NextStep | None = None
     stopped: str = ""
     scale: int = 1
     tried: Sequence[Candidate] = ()
@@ -115,10 +104,7 @@ def whole_plan(case: PlanCase, part: Plan, scale: int, trials: Trials) -> Plan:
     if not part.has_fewest_gpus:
         # The part may leave GPUs, which get further replicas of the same roles.
         best.layout = filled(best.layout, case.degrees, case.gpus, costs_of(case).with_queues().bound)
-    step, stopped = part.next_step, part.stopped
-    if step is not None:
-        larger = step.best.times(scaled(step.best.layout, scale), scale)
-        step = NextStep(step.more_gpus * scale, larger, step.gain.times(scale))
+    stopped = part.stopped
     if stopped != INTERRUPTED:
         try:
             task = TrialTask(best.layout, rate, ONCE, case.options.seed, None, keeps_result=True)
@@ -128,7 +114,7 @@ def whole_plan(case: PlanCase, part: Plan, scale: int, trials: Trials) -> Plan:
         except KeyboardInterrupt:
             stopped = INTERRUPTED
     made = part.trials + trials.made
-    return replace(part, layouts=layouts, rate=rate, trials=made, next_step=step, stopped=stopped, scale=scale)
+    return replace(part, layouts=layouts, rate=rate, trials=made, stopped=stopped, scale=scale)
 
 
 INTERRUPTED = "it was interrupted"
@@ -143,7 +129,6 @@ class _Planner:
         self._search = Search(case, trials)
         self._has_fewest = False
         self._rate = case.rate
-        self._next: NextStep | None = None
 
     def plan(self) -> Plan:
         stopped = ""
@@ -158,7 +143,7 @@ class _Planner:
                 raise
             stopped = INTERRUPTED
         tried = list(self._search.candidates.values())
-        return Plan(self._shown(), self._rate, self._has_fewest, self._trials.made, self._next, stopped, tried=tried)
+        return Plan(self._shown(), self._rate, self._has_fewest, self._trials.made, stopped, tried=tried)
 
     def _choose(self) -> None:
         """Find the layouts to show, and the goodput of the best one. Held-out seeds tell that of the fewest GPUs."""
@@ -174,16 +159,12 @@ class _Planner:
             search.search_goodputs([best], seeds, start, with_interval=True)
 
     def _add_figures(self) -> None:
-        """Simulate the best layout at the plan's rate, with more load and with more GPUs, and then the others."""
+        """Simulate the best layout at the plan's rate and with more load, and then the others."""
         search, (best, *others) = self._search, self._search.best
         if not self._rate:
             self._choose_rate(best)
         search.try_at([best], self._rate, best.seeds, for_figures=True)
         search.try_at([best], MORE_LOAD * self._rate, best.seeds, for_figures=True)
-        present = best.layout.gpus if self._has_fewest else self._case.gpus
-        if (larger := search.with_more_gpus(best, present)) is not None:
-            search.try_at([larger], self._rate, larger.seeds, for_figures=True)
-            self._next = NextStep(min(self._case.degrees), larger, larger.gain_over(best))
         seeds = CHOOSING[:1] if self._has_fewest else CHOOSING
         search.search_goodputs(others, seeds, self._rate, with_interval=True)
         search.try_at(others, self._rate, seeds, for_figures=True)

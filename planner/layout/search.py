@@ -103,23 +103,6 @@ class Search:
             self.best = best_first(self.best)
             self._show(f"carries {format_number(self.best[0].most)} sessions/s")
 
-    def with_more_gpus(self, best: Candidate, present: int) -> Candidate | None:
-        """The best layout with one replica more, and its goodput; None: nothing is known that it could be better than.
-
-        Args:
-            present: GPUs that there are.
-        """
-        if not best.most:
-            return None
-        gpus = present + min(self.case.degrees)
-        near = neighbours(best.layout, self.case.degrees, gpus)
-        found = [layout for layout in [*proposals(self._expected, gpus), *near] if layout.gpus > present]
-        larger = sorted(dict.fromkeys(found), key=lambda layout: -self._expected.bound(layout))[:FINALISTS]
-        rate = _JUST_ABOVE * best.most
-        ranked = self._ranked([self._candidate(layout) for layout in larger], rate)[:1]
-        self.search_goodputs(ranked, best.seeds, rate, with_interval=True)
-        return ranked[0] if ranked else None
-
     def try_at(
         self, candidates: Sequence[Candidate], rate: float, seeds: Sequence[int], *, for_figures: bool = False
     ) -> None:

@@ -15,8 +15,7 @@ from tqdm import tqdm
 
 from ampd.progress import Progress
 from ampd.types import Slo
-from planner.layout.layout import Layout, PlanCase
-from planner.layout.population import Load, Population, Served, steady_load
+from planner.layout.layout import Layout, Load, PlanCase, Population, Served, steady_load
 from planner.parallel import Processes
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.simulate import simulate
@@ -467,9 +466,8 @@ class Trials:
                     raise TimeOverError
                 yield task, task.run(self._case, self._started_s + self._budget_s)
             return
-        left = iter(tasks)
         try:
-            yield from self._processes.results(lambda: next(left, None), self._budget_s - self.elapsed_s)
+            yield from self._processes.results(tasks, self._budget_s - self.elapsed_s)
         except TimeoutError:
             raise TimeOverError from None
 

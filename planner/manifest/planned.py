@@ -14,7 +14,6 @@ from math import ceil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ampd.documents import dumped
 from ampd.errors import RunError, UserError
 from ampd.perf.piecewise import PiecewiseModel
 from ampd.perf.presets import DEGREES, MODELS, model_shape
@@ -404,7 +403,7 @@ def write_plan(
     )
     head = [title, *_needs(deployment, Path(path.name)), *(f"WARNING: {warning}" for warning in warnings)]
     objects = deployment_objects(deployment, base_objects())
-    beside = {MODEL_FILE: deployment.model_json, PLAN_FILE: dumped(dict(result)) + "\n"}
+    beside = {MODEL_FILE: deployment.model_json, PLAN_FILE: json.dumps(dict(result), indent=1) + "\n"}
     if rehearsal := _rehearsal(deployment, objects):
         beside[REHEARSAL_FILE] = "".join(f"{name} = {json.dumps(value)}\n" for name, value in rehearsal.items())
     write_manifest(path, objects, head, beside)

@@ -202,9 +202,8 @@ _US = 1e6
 def trace_events(run: SimulationRun) -> Iterator[dict[str, Any]]:
     """The events of the "Trace Event Format" of Chromium, with times in microseconds.
 
-    A worker is a process and its lanes are threads. Arrows lead from a round's remote prefill to the read of its
-    increment. Bars of one thread may nest but not cross, so that overlapping reads are on separate threads (`kv-in`,
-    `kv-in 2`, ...).
+    A worker is a process and its lanes are threads. Bars of one thread may nest but not cross, so that overlapping
+    reads are on separate threads (`kv-in`, `kv-in 2`, ...).
     """
     processes = {worker_id: number for number, worker_id in enumerate(run.worker_roles, start=1)}
     threads = _threads(run.timeline)
@@ -221,7 +220,6 @@ def trace_events(run: SimulationRun) -> Iterator[dict[str, Any]]:
     for span, tid in zip(run.timeline, threads, strict=True):
         yield _complete(span, processes[span.worker_id], tid)
     yield from _batches(run, processes)
-    yield from _arrows(run, processes, threads)
 
 
 def _threads(spans: Sequence[Span]) -> list[int]:
@@ -268,33 +266,6 @@ def _batches(run: SimulationRun, processes: dict[str, int]) -> Iterator[dict[str
                     "ts": at_s * _US,
                     "args": {"sequences": batch},
                 }
-
-
-def _arrows(run: SimulationRun, processes: dict[str, int], threads: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """From the end of a remote prefill to the read of its increment at the decode worker."""
-    last: dict[str, Span] = {}
-    number = 0
-    for span, tid in zip(run.timeline, threads, strict=True):
-        session = span.detail.get("session", "")
-        if span.kind == "prefill":
-            last[session] = span
-        elif span.kind == "kv-increment" and session in last:
-            number += 1
-            common = {"name": "hand-over", "cat": "kv", "id": number}
-            prefill = last[session]
-            yield common | {
-                "ph": "s",
-                "pid": processes[prefill.worker_id],
-                "tid": _LANES["compute"],
-                "ts": prefill.end_s * _US,
-            }
-            yield common | {
-                "ph": "f",
-                "bp": "e",
-                "pid": processes[span.worker_id],
-                "tid": tid,
-                "ts": span.start_s * _US,
-            }
 
 
 def write_timeline(run: SimulationRun, path: Path) -> None:

@@ -12,8 +12,7 @@ from ampd.perf.model import PerformanceModel
 from ampd.serving.kv_tiers import TIERS
 from ampd.types import Slo
 from planner.simulator.coordinators import Coordinators, RoleKeeper
-from planner.simulator.events import EventLoop
-from planner.simulator.options import Cluster, Policies, SimulationOptions, World
+from planner.simulator.options import Cluster, EventLoop, Policies, SimulationOptions, World
 from planner.simulator.outcome import SimulatedRound, SimulationRun
 from planner.simulator.rounds import Rounds
 from planner.simulator.sessions import SessionRunner

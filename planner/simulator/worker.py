@@ -15,9 +15,8 @@ from ampd.state.known_worker import SAMPLE_INTERVAL_S, merge
 from ampd.telemetry.windows import SlidingWindow
 from ampd.types import Parallelism, PrefillTask, Role, Window, WorkerView
 from planner.simulator.engine import SimulatedEngine
-from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory, KvStore, Reloads
-from planner.simulator.options import ReplicaGroup, World
+from planner.simulator.options import EventLoop, ReplicaGroup, World
 
 _NO_WINDOW = Window()
 

@@ -83,38 +83,27 @@ class MendedStream:
 
     def end(self) -> bytes:
         """The rest, when the frontend's stream has ended."""
-        events = [_Event(each) for each in self._held]
-        if events:
-            with suppress(ValueError, TypeError, KeyError, AttributeError):
-                _STREAMS[self._path](events)
-        return b"".join(event.encoded() for event in events) + self._rest
+        held = [raw + b"\n\n" for raw in self._held]
+        read = [(raw, _data(raw)) for raw in held]
+        with suppress(ValueError, TypeError, KeyError, AttributeError):
+            if held and (mended := _STREAMS[self._path]([data for _, data in read if data])):
+                held = [*map(_encoded, mended), *(raw for raw, data in read if not data)]
+        return b"".join(held) + self._rest
 
 
-class _Event:
-    """One event.
+def _data(event: bytes) -> _Object:
+    """The JSON of an event; empty: it has none."""
+    text = event.rpartition(b"data: ")[2]
+    with suppress(ValueError, RecursionError):
+        if text.startswith(b"{"):
+            return dict(json.loads(text))
+    return {}
 
-    Attributes:
-        data: its JSON; None: it has none.
-    """
 
-    def __init__(self, raw: bytes) -> None:
-        self._raw = raw
-        self._head, mark, text = raw.rpartition(b"data: ")
-        self.data: _Object | None = None
-        if mark and text.startswith(b"{"):
-            with suppress(ValueError, RecursionError):
-                self.data = json.loads(text)
-        self._before = json.dumps(self.data)
-
-    @classmethod
-    def of(cls, data: _Object) -> _Event:
-        return cls(b"event: %s\ndata: %s" % (data["type"].encode(), json.dumps(data).encode()))
-
-    def encoded(self) -> bytes:
-        if self.data is None or json.dumps(self.data) == self._before:
-            return self._raw + b"\n\n"
-        text = json.dumps(self.data, ensure_ascii=False, separators=(",", ":"))
-        return b"%sdata: %s\n\n" % (self._head, text.encode())
+def _encoded(data: _Object) -> bytes:
+    """An event of chats, or one with its type."""
+    head = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 def _as_text(name: str, arguments: str) -> str:
@@ -126,21 +115,17 @@ def _as_text(name: str, arguments: str) -> str:
 
 
 def _mend_chat_body(answer: _Object) -> bool:
-    return _mend_choices([answer])
+    return bool(_mend_chat_stream([answer]))
 
 
-def _mend_chat_stream(events: list[_Event]) -> None:
-    _mend_choices([event.data for event in events if event.data is not None])
-
-
-def _mend_choices(chunks: list[_Object]) -> bool:
+def _mend_chat_stream(chunks: list[_Object]) -> list[_Object]:
     is_stopped = any((chunk.get("nvext") or {}).get("stop_reason") is not None for chunk in chunks)
     by_index: dict[int, list[_Object]] = {}
     for chunk in chunks:
         for choice in chunk.get("choices") or ():
             by_index.setdefault(choice["index"], []).append(choice)
     mended = [_mend_choice(choices, is_stopped=is_stopped) for choices in by_index.values()]
-    return any(mended)
+    return chunks if any(mended) else []
 
 
 def _mend_choice(choices: list[_Object], *, is_stopped: bool) -> bool:
@@ -159,13 +144,12 @@ def _mend_choice(choices: list[_Object], *, is_stopped: bool) -> bool:
         return False
     cut = max(index for index, _ in calls)
     for message in messages:
-        kept = [each for at, each in enumerate(message.get("tool_calls") or ()) if each.get("index", at) != cut]
-        message.pop("tool_calls", None)
-        if kept:
+        found = enumerate(message.pop("tool_calls", None) or ())
+        if kept := [each for position, each in found if each.get("index", position) != cut]:
             message["tool_calls"] = kept
     functions = [call.get("function") or {} for index, call in calls if index == cut]
-    text = _as_text(_joined(functions, "name"), _joined(functions, "arguments"))
     message = last["message"] if "message" in last else last["delta"]
+    text = _as_text(_joined(functions, "name"), _joined(functions, "arguments"))
     message["content"] = (message.get("content") or "") + text
     if reason in _COMPLETE and cut == min(index for index, _ in calls):
         last["finish_reason"] = "stop"
@@ -214,7 +198,7 @@ class Stops:
         if self.are_met:
             return b""
         if b'"type":"text_delta"' in event:
-            self._last = _Event(event).data or {}
+            self._last = _data(event)
             self._text += self._last["delta"]["text"]
             if met := _first(self._text, self._stops):
                 self.are_met = True
@@ -227,7 +211,7 @@ class Stops:
     def _taken(self, count: int) -> bytes:
         """The first characters of the text that is held."""
         text, self._text = self._text[: max(0, count)], self._text[max(0, count) :]
-        return _Event.of({**self._last, "delta": {"type": "text_delta", "text": text}}).encoded() if text else b""
+        return _encoded({**self._last, "delta": {"type": "text_delta", "text": text}}) if text else b""
 
     def _end(self, stop: str) -> bytes:
         delta = {"stop_reason": "stop_sequence", "stop_sequence": stop}
@@ -236,7 +220,7 @@ class Stops:
             {"type": "message_delta", "delta": delta, "usage": self._last.get("usage") or {}},
             {"type": "message_stop"},
         ]
-        return b"".join(_Event.of(each).encoded() for each in ends)
+        return b"".join(map(_encoded, ends))
 
 
 def _mend_message_body(answer: _Object) -> bool:
@@ -249,20 +233,18 @@ def _mend_message_body(answer: _Object) -> bool:
     return True
 
 
-def _mend_message_stream(events: list[_Event]) -> None:
-    found = [event.data for event in events if event.data is not None]
-    reasons = [(each.get("delta") or {}).get("stop_reason") for each in found if each["type"] == "message_delta"]
-    uses = [each for each in found if (each.get("content_block") or {}).get("type") == "tool_use"]
+def _mend_message_stream(events: list[_Object]) -> list[_Object]:
+    reasons = [(each.get("delta") or {}).get("stop_reason") for each in events if each["type"] == "message_delta"]
+    uses = [each for each in events if (each.get("content_block") or {}).get("type") == "tool_use"]
     if not uses or (reasons and reasons[-1] in _COMPLETE):
-        return
+        return []
     cut = uses[-1]
-    own = [each["delta"] for each in found if each["type"] == "content_block_delta" and each["index"] == cut["index"]]
-    text = _as_text(cut["content_block"]["name"], _joined(own, "partial_json"))
+    own = [each for each in events if each["type"] == "content_block_delta" and each["index"] == cut["index"]]
+    text = _as_text(cut["content_block"]["name"], _joined((each["delta"] for each in own), "partial_json"))
     cut["content_block"] = {"type": "text", "text": "" if own else text}
-    for delta in own:
-        delta.clear()
-        delta |= {"type": "text_delta", "text": text}
-        text = ""
+    for number, each in enumerate(own):
+        each["delta"] = {"type": "text_delta", "text": "" if number else text}
+    return events
 
 
 # -- /v1/responses
@@ -285,34 +267,22 @@ def _text_item(call: _Object, arguments: str) -> _Object:
     return {"type": "message", "content": [part], "id": id_, "role": "assistant", "status": "incomplete"}
 
 
-def _mend_response_stream(events: list[_Event]) -> None:
-    found = [event.data for event in events if event.data is not None]
-    added = [
-        each
-        for each in found
-        if each["type"] == "response.output_item.added" and each["item"]["type"] == "function_call"
-    ]
-    if not added or any(each["type"] == "response.completed" for each in found):
-        return
-    place, first = added[-1]["output_index"], found[0]["sequence_number"]
-    arguments = _joined(
-        (each for each in found if each.get("output_index") == place and each["type"].endswith("arguments.delta")),
-        "delta",
-    )
-    item = _text_item(added[-1]["item"], arguments)
-    kept = []
-    for event in events:
-        data = event.data or {}
-        if data is added[-1]:
-            kept += [_Event.of(each) for each in _text_events(item, place)]
-        elif data.get("output_index") != place:
-            kept.append(event)
-        if data.get("type") == "response.incomplete":
-            data["response"]["output"][place] = item
-    for number, event in enumerate((each for each in kept if each.data is not None), start=first):
-        assert event.data is not None
-        event.data["sequence_number"] = number
-    events[:] = kept
+def _mend_response_stream(events: list[_Object]) -> list[_Object]:
+    calls = [each for each in events if each["type"] == "response.output_item.added" and "arguments" in each["item"]]
+    if not calls or any(each["type"] == "response.completed" for each in events):
+        return []
+    place, first = calls[-1]["output_index"], events[0]["sequence_number"]
+    deltas = (each for each in events if each.get("output_index") == place and each["type"].endswith("arguments.delta"))
+    item = _text_item(calls[-1]["item"], _joined(deltas, "delta"))
+    mended: list[_Object] = []
+    for each in events:
+        if each is calls[-1]:
+            mended += _text_events(item, place)
+        elif each.get("output_index") != place:
+            mended.append(each)
+        if each["type"] == "response.incomplete":
+            each["response"]["output"][place] = item
+    return [{**each, "sequence_number": number} for number, each in enumerate(mended, start=first)]
 
 
 def _text_events(item: _Object, output_index: int) -> list[_Object]:
@@ -334,8 +304,9 @@ _BODIES: dict[str, Callable[[_Object], bool]] = {
     MESSAGES: _mend_message_body,
     RESPONSES: _mend_response_body,
 }
-_STREAMS: dict[str, Callable[[list[_Event]], None]] = {
+_STREAMS: dict[str, Callable[[list[_Object]], list[_Object]]] = {
     CHATS: _mend_chat_stream,
     MESSAGES: _mend_message_stream,
     RESPONSES: _mend_response_stream,
 }
+"""They return all events again; none: nothing is to be mended."""

@@ -11,8 +11,9 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -40,13 +41,7 @@ _CHANGES_THE_ANSWER = frozenset(
 )  # fmt: skip
 """Parameters without which a client would get another answer than it has asked for."""
 
-_ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
-
-_TEXTS = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text"))
-_THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
-_CALLS = frozenset(("tool_use", "tool_call", "tool-call"))
-_RESULTS = frozenset(("tool_result", "tool-result"))
-_MEDIA = frozenset(("image", "image_url", "input_image", "input_audio", "audio_url", "video_url"))
+_HISTORIES = {CHATS: "messages", MESSAGES: "messages", RESPONSES: "input"}
 
 
 class CannotMendError(Exception):
@@ -66,22 +61,14 @@ def mended_request(path: str, body: bytes, reason: str) -> bytes | None:
     original, is_clean = _read(body)
     if not isinstance(original, dict):
         return None
-    if "text only" in reason and (place := _media_place(original)):
-        raise CannotMendError(f"{place}: this model is served for text only; leave the part out")
     request = dict(original)
     _mend_parameters(path, request, reason)
-    if path == RESPONSES:
-        _mend_items(request)
-    elif isinstance(messages := request.get("messages"), list):
-        mend = _message if path == MESSAGES else _chat_message
-        request["messages"] = [
-            each for index, message in enumerate(messages) for each in mend(message, f"messages[{index}]")
-        ]
-        if path == CHATS:
-            _name_calls(request["messages"])
+    name = _HISTORIES.get(path, "")
+    if isinstance(entries := request.get(name), list):
+        request[name] = _mended_history(path, name, entries)
     text = json.dumps(request, ensure_ascii=False)
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # without halves of characters
-    is_same = is_clean and whole == json.dumps(original, ensure_ascii=False)
+    is_same = is_clean and whole == text and json.dumps(request, sort_keys=True) == json.dumps(original, sort_keys=True)
     if is_same and reason == _REFUSED_BY_THE_TEMPLATE:
         raise CannotMendError("the model's chat template does not take messages of these roles in this order")
     return None if is_same else whole.encode()
@@ -108,13 +95,18 @@ def _known_model(name: str, aliases: Sequence[tuple[str, str]]) -> str | None:
     return next((known for pattern, known in aliases if name != known and fnmatchcase(name, pattern)), None)
 
 
-_LOST_ITEMS = re.compile(rb'"type"\s*:\s*"((custom_tool|(local_)?shell|apply_patch)_call|item_reference|compaction)')
-"""Items that the frontend takes and leaves out, so that the model would not see what its tools have done."""
+_LOST = {
+    CHATS: re.compile(rb'"type"\s*:\s*"input_audio"|"function_call"\s*:\s*\{'),
+    RESPONSES: re.compile(
+        rb'"type"\s*:\s*"(?!function_|web_search_|image_)(\w+_call(_output)?|item_reference|compaction)'
+    ),
+}
+"""What the frontend takes and leaves out, so that the model would not see what its user or its tools have told."""
 
 
-def loses_items(path: str, body: bytes) -> bool:
+def loses_parts(path: str, body: bytes) -> bool:
     """Whether a request must be mended before the frontend gets it."""
-    return path == RESPONSES and _LOST_ITEMS.search(body) is not None
+    return path in _LOST and _LOST[path].search(body) is not None
 
 
 def stops_made_visible(path: str, body: bytes) -> tuple[bytes, tuple[str, ...]]:
@@ -142,18 +134,6 @@ def stops_made_visible(path: str, body: bytes) -> tuple[bytes, tuple[str, ...]]:
 _STOPS = {CHATS: "stop", MESSAGES: "stop_sequences"}
 
 
-def _media_place(request: _Object) -> str | None:
-    """Where the first part is that is no text."""
-    for name in ("messages", "input"):
-        for index, message in enumerate(request.get(name) or ()):
-            for key in ("content", "output"):
-                parts = message.get(key) if isinstance(message, dict) else None
-                for number, part in enumerate(parts if isinstance(parts, list) else ()):
-                    if _has_media([part]) or (isinstance(part, dict) and _has_media(part.get("content"))):
-                        return f"{name}[{index}].{key}[{number}]"
-    return None
-
-
 def _read(body: bytes) -> tuple[Any, bool]:
     """The JSON of a body, and whether it is written as JSON must be."""
     with suppress(ValueError, RecursionError):
@@ -167,14 +147,16 @@ def _read(body: bytes) -> tuple[Any, bool]:
 
 
 def _mend_parameters(path: str, request: _Object, reason: str) -> None:
-    for name in [name for name, value in request.items() if value is None and name not in ("messages", "input")]:
+    for name in [name for name, value in request.items() if value is None and name not in _HISTORIES.values()]:
         del request[name]
     for name, value in request.items():
-        if isinstance(value, float) and name.startswith("max_") and value.is_integer():
+        if isinstance(value, float) and name.startswith(_COUNTS) and value.is_integer():
             request[name] = int(value)
     for name in ("stop", "stop_sequences", "tools"):
-        if request.get(name) in ([], ""):
+        if isinstance(value := request.get(name), list | str) and not (kept := [each for each in value if each != ""]):
             del request[name]
+        elif isinstance(value, list):
+            request[name] = kept
     if not request.get("tools") and request.get("tool_choice") in ("auto", "none"):
         del request["tool_choice"]
     if not request.get("stream"):
@@ -184,6 +166,9 @@ def _mend_parameters(path: str, request: _Object, reason: str) -> None:
     _mend_tools(path, request)
     if found := _UNSUPPORTED.search(reason):
         _mend_unsupported(request, re.findall(r"`([^`]+)`", found[1]))
+
+
+_COUNTS = ("max_", "min_tokens", "seed", "top_k")
 
 
 def _mend_unsupported(request: _Object, names: list[str]) -> None:
@@ -200,6 +185,8 @@ def _mend_unsupported(request: _Object, names: list[str]) -> None:
             request.setdefault(_RENAMED[name], value)
         elif name == "structured_outputs" and isinstance(value, dict) and value.keys() <= _STRUCTURED.keys():
             request.update({_STRUCTURED[key]: each for key, each in value.items() if each is not None})
+        elif name == "best_of" and value in (1, request.get("n")):
+            continue
         elif name in _CHANGES_THE_ANSWER and value not in (False, [], {}, ""):
             raise CannotMendError(f"the parameter {name} is not supported, and the answer depends on it; leave it out")
 
@@ -209,134 +196,190 @@ def _think(request: _Object, is_on: bool) -> None:
     request["chat_template_kwargs"] = {"enable_thinking": is_on, **(options if isinstance(options, dict) else {})}
 
 
-_CHOICES = {"auto": "auto", "any": "required", "required": "required", "none": "none"}
-
-
 def _mend_tools(path: str, request: _Object) -> None:
     """Tools in the form of another API. Tools of a provider are left out beside those of the client."""
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if request.pop(name, None):
+            raise CannotMendError(f"the parameter {name} is not supported; send {instead} in its place")
     tools = request.get("tools")
     if isinstance(tools, list) and all(isinstance(each, dict) for each in tools):
-        own = [each for each in map(_TOOL_FORMS.get(path, _chat_tool), tools) if each is not None]
-        if own:
-            request["tools"] = own
+        own = [each for each in (_tool(path, tool) for tool in tools) if each is not None]
+        if tools and not own:
+            raise CannotMendError("tools[0]: only functions, with a name, can be called here; leave the tool out")
+        request["tools"] = own
+    choice = request.get("tool_choice")
+    match choice:
+        case "auto" | "any" | "required" | "none":
+            mode = choice
+        case {"type": "auto" | "any" | "required" | "none" as mode, **rest} if path != MESSAGES and not (
+            rest.keys() - {"disable_parallel_tool_use"}
+        ):
+            pass
+        case {"type": "tool" | "function", "name": str(name)} | {"function": {"name": str(name)}}:
+            form = "tool" if path == MESSAGES else "function"
+            request["tool_choice"] = {
+                "type": form,
+                **({"function": {"name": name}} if path == CHATS else {"name": name}),
+            }
+            return
+        case _:
+            return
     if path == MESSAGES:
-        return
-    match request.get("tool_choice"):
-        case "any":
-            request["tool_choice"] = "required"
-        case {"type": "tool", "name": str(name)} if path != RESPONSES:
-            request["tool_choice"] = {"type": "function", "function": {"name": name}}
-        case {"type": str(kind), **rest} if kind in _CHOICES and not rest.keys() - {"disable_parallel_tool_use"}:
-            request["tool_choice"] = _CHOICES[kind]
+        request["tool_choice"] = {"type": "any" if mode == "required" else mode}
+    else:
+        request["tool_choice"] = "required" if mode == "any" else mode
 
 
-def _chat_tool(tool: _Object) -> _Object | None:
-    match tool:
-        case {"function": dict()}:
-            return tool if tool.get("type") == "function" else {**tool, "type": "function"}
-        case {"name": str(), "input_schema": dict(schema)} | {"type": "function", "name": str(), "parameters": schema}:
-            function = {"name": tool["name"], "description": tool.get("description"), "parameters": schema}
-            return {"type": "function", "function": {key: each for key, each in function.items() if each is not None}}
-    return None
+def _tool(path: str, tool: _Object) -> _Object | None:
+    """A function in the form of a path; None: it is a tool of a provider."""
+    if path == RESPONSES and tool.get("type") == "namespace":
+        return tool
+    inner = tool["function"] if isinstance(tool.get("function"), dict) else tool
+    schema = next((inner[key] for key in ("parameters", "input_schema") if isinstance(inner.get(key), dict)), None)
+    kind = tool.get("type", "function")
+    if not isinstance(inner.get("name"), str) or not (kind == "function" or (kind == "custom" and schema is not None)):
+        return None
+    if path == MESSAGES:
+        known = {key: inner[key] for key in ("name", "description") if key in inner}
+        return tool if "input_schema" in tool else {**known, "input_schema": schema or {"type": "object"}}
+    function = {key: each for key, each in inner.items() if key not in ("type", "input_schema")}
+    function |= {} if schema is None else {"parameters": schema}
+    if path == RESPONSES:
+        return {"type": "function", **function}
+    return {**tool, "type": "function"} if inner is not tool else {"type": "function", "function": function}
 
 
-def _messages_tool(tool: _Object) -> _Object | None:
-    return tool if tool.get("type", "custom") == "custom" else None
+# -- histories
+#
+# Each message or item is read into parts, whichever API they are of, and written for the API that is asked. A part is
+# an object of the type `text`, `thought`, `call` or `result`.
 
 
-def _responses_tool(tool: _Object) -> _Object | None:
-    if tool.get("type") != "function":
-        return tool if tool.get("type") == "namespace" else None
-    function = tool.get("function")
-    return {"type": "function", **function} if isinstance(function, dict) and "name" not in tool else tool
+@dataclass(slots=True)
+class _Entry:
+    """A message, or an item that is none.
+
+    Attributes:
+        source: what the client has sent.
+        role: whose it is; "": it is an item.
+    """
+
+    source: _Object
+    role: str
+    parts: list[_Object]
+
+    def of(self, kind: str) -> list[_Object]:
+        return [part for part in self.parts if part["type"] == kind]
 
 
-_TOOL_FORMS = {MESSAGES: _messages_tool, RESPONSES: _responses_tool}
+_ROLES = {"human": "user", "ai": "assistant", "model": "assistant"}
+_SPEAKERS = frozenset(("system", "developer", "user", "assistant"))
+_ITEMS_FOR_CLIENTS = frozenset(("ghost_snapshot", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"))
+_TEXTS = frozenset(("text", "input_text", "output_text", "summary_text", "reasoning_text"))
+_THOUGHTS = frozenset(("thinking", "redacted_thinking", "reasoning"))
+_MEDIA = re.compile(r"(input_|computer_)?(image|audio|video|screenshot)(_url|_file)?")
 
 
-# -- parts of all APIs
+def _mended_history(path: str, name: str, entries: list[Any]) -> list[Any]:
+    read = [_entry(entry, f"{name}[{index}]") for index, entry in enumerate(entries)]
+    _name_calls(read)
+    return [each for entry in read for each in _WRITERS[path](entry)]
 
 
-def _arguments(value: Any) -> str:
-    """The arguments of a call as JSON of an object. What is no object is kept whole as one argument."""
-    if isinstance(value, str):
-        if _is_object(value):
-            return value
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value, strict=False)
-        if isinstance(value, str):  # encoded twice
-            with suppress(ValueError, RecursionError):
-                twice = json.loads(value, strict=False)
-                value = twice if isinstance(twice, dict) else value
-    arguments = value if isinstance(value, dict) else {} if value in (None, "") else {"arguments": value}
-    try:
-        return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        return json.dumps({"arguments": json.dumps(arguments)})
+def _entry(source: Any, place: str) -> _Entry:
+    if not isinstance(source, dict):
+        raise CannotMendError(f"{place}: a message must be an object")
+    kind = source.get("role") or source.get("type")
+    role = _ROLES.get(kind.lower(), kind.lower()) if isinstance(kind, str) else ""
+    if role in ("tool", "function"):
+        return _Entry(source, "tool", [_result(source, place)])
+    if role in _SPEAKERS:
+        entry = _Entry(source, role, _parts(source, place))
+        if role != "assistant" and (entry.of("call") or entry.of("thought")):
+            raise CannotMendError(f"{place}: only messages of the assistant may have calls and thoughts")
+        return entry
+    if "role" in source or role in ("", "message"):
+        raise CannotMendError(f"{place}: the role {kind!r} is not known")
+    return _Entry(source, "", _item_parts(source, place))
 
 
-def _is_object(text: str) -> bool:
-    """Whether the frontend takes it for an object of JSON."""
-    with suppress(ValueError, RecursionError):
-        value = json.loads(text, parse_constant=_no_number)
-        return isinstance(value, dict) and _is_whole(json.dumps(value, ensure_ascii=False))
-    return False
+def _parts(message: _Object, place: str) -> list[_Object]:
+    content, calls = message.get("content"), message.get("tool_calls")
+    found = content if isinstance(content, list) else [] if content in (None, "") else [content]
+    parts = [_part(part, f"{place}.content[{at}]") for at, part in enumerate(found)]
+    calls = [*(calls if isinstance(calls, list) else ()), *filter(None, (message.get("function_call"),))]
+    told = [_call(call, f"{place}.tool_calls[{at}]") for at, call in enumerate(calls)]
+    known = {call["id"] for call in told if call["id"]}
+    return [part for part in parts if part["type"] != "call" or part["id"] not in known] + told
 
 
-def _is_whole(text: str) -> bool:
-    """Whether there is no half of a character."""
-    return not any("\ud800" <= each <= "\udfff" for each in text)
+def _item_parts(item: _Object, place: str) -> list[_Object]:
+    """The parts of an item. A call that its provider has run has its result too, or nothing for the model."""
+    kind = item["type"]
+    if kind in _ITEMS_FOR_CLIENTS:
+        return []
+    part = _part(item, place)
+    if part["type"] != "call" or kind == "function_call" or "call_id" in item:
+        return [part]
+    return [part, _result(item, place)] if any(item.get(key) for key in _OUTCOMES) else []
 
 
-def _no_number(name: str) -> None:
-    raise ValueError(name)
+def _part(part: Any, place: str) -> _Object:
+    if (text := _text_of(part)) is not None:
+        return part if _is_text(part) else {"type": "text", "text": text}
+    kind = str(part.get("type")).replace("-", "_")
+    if kind in _THOUGHTS:
+        text = _as_text(_first_of(part, "thinking", "text", "reasoning", "summary"), place)
+        return {"type": "thought", "text": text, "signature": part.get("signature") or ""}
+    if kind.endswith(("_call", "_use")):
+        return _call(part, place)
+    if kind.endswith(("_result", "_output")):
+        return _result(part, place)
+    raise CannotMendError(f"{place}: {_fault(part)}; leave it out")
 
 
-def _as_text(value: Any) -> str:
-    """The result of a tool in any form."""
-    if value is None:
-        return ""
-    if isinstance(value, list) and all(_text_of(each) is not None for each in value):
-        return "\n".join(str(_text_of(each)) for each in value)
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def _fault(part: _Object) -> str:
+    kind = part.get("type")
+    if isinstance(kind, str) and _MEDIA.fullmatch(kind):
+        return f"this model is served for text only, and the part is of the type {kind!r}"
+    return f"a part of the type {kind!r} cannot be read here"
 
 
 def _text_of(part: Any) -> str | None:
-    """The text of a part of a message; None: it has none, or not only text."""
+    """The text of a part; None: it has none, or not only text."""
     match part:
-        case str():
-            return part
         case {"type": "refusal", "refusal": str(text)}:
             return text
-        case {"type": str(kind), "text": str(text)} if kind in _TEXTS:
-            return text
-        case {"type": str(kind), "text": None} if kind in _TEXTS:
-            return ""
+        case {"type": str(kind), "text": str() | None as text} if kind in _TEXTS:
+            return text or ""
         case {"text": str(text), **rest} if "type" not in rest:
             return text
         case {"type": "tool_reference", "tool_name": str(name)}:
             return f"tool: {name}"
-        case {"type": "search_result", "content": list(parts)} | {
-            "type": "document",
-            "source": {"type": "content", "content": list(parts)},
-        } if all(_text_of(each) is not None for each in parts):
-            return "\n".join((*_titles(part), *(str(_text_of(each)) for each in parts)))
-        case {"type": "document", "source": {"type": "content", "content": str(text)}}:
-            return "\n".join((*_titles(part), text))
-        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return "\n".join((*_titles(part), text))
-        case {"type": "file", "file": {"file_data": str(data)}}:
-            return _file_text(data, part["file"])
+        case {"type": "web_search_result", "title": str(title), "url": str(url)}:
+            return f"{title}\n{url}"
+        case (
+            {"type": "document", "source": {"type": "text", "data": inner}}
+            | {"type": "document", "source": {"type": "content", "content": inner}}
+            | {"type": "search_result", "content": inner}
+        ):
+            texts = [_text_of(each) for each in (inner if isinstance(inner, list) else [inner])]
+            titles = [value for name in ("title", "source") if isinstance(value := part.get(name), str)]
+            return None if None in texts else "\n".join((*titles, *map(str, texts)))
+        case {"type": "file", "file": {"file_data": str(data), **file}}:
+            return _file_text(data, file)
         case {"type": "input_file", "file_data": str(data)}:
             return _file_text(data, part)
-    return None
+        case dict():
+            return None
+    return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False)
 
 
-def _titles(part: Mapping[str, Any]) -> Iterator[str]:
-    return (value for name in ("title", "source") if isinstance(value := part.get(name), str))
-
-
-def _file_text(data: str, file: Mapping[str, Any]) -> str | None:
+def _file_text(data: str, file: Mapping[Any, Any]) -> str | None:
     head, comma, encoded = data.partition(",")
     if comma and head.startswith("data:text/") and head.endswith(";base64"):
         with suppress(binascii.Error, ValueError):
@@ -346,286 +389,172 @@ def _file_text(data: str, file: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _thought(part: Mapping[str, Any]) -> str:
-    found = (part.get(name) for name in ("thinking", "text", "reasoning"))
-    return next((text for text in found if isinstance(text, str)), "")
+def _as_text(value: Any, place: str) -> str:
+    """The text of a result or of thoughts, in whichever form they are."""
+    parts = value if isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, dict) and isinstance(kind := part.get("type"), str) and _MEDIA.fullmatch(kind):
+            raise CannotMendError(f"{place}: {_fault(part)}; leave it out")
+    texts = [_text_of(part) for part in parts if part is not None]
+    is_data = None in texts or (isinstance(value, list) and not all(isinstance(part, dict | str) for part in value))
+    return json.dumps(value, ensure_ascii=False) if is_data else "\n".join(map(str, texts))
 
 
-def _unknown(part: Any, place: str) -> CannotMendError:
-    kind = part.get("type") if isinstance(part, dict) else None
-    return CannotMendError(f"{place}: a part of the type {kind!r} is not supported; leave it out")
+_OUTCOMES = ("output", "outputs", "results")
 
 
-# -- messages of chats
+def _result(part: _Object, place: str) -> _Object:
+    names = ("call_id", "tool_use_id", "tool_call_id", "toolCallId", *(() if "role" in part else ("id",)))
+    value = _first_of(part, "content", "result", *_OUTCOMES, "tools")
+    texts = value if isinstance(value, list) and all(map(_is_text, value)) else None
+    return {"type": "result", "id": _string(part, *names), "text": _as_text(value, place), "texts": texts}
 
 
-def _chat_message(message: Any, place: str) -> list[_Object]:
-    """One message as one or, where it has the results of tools as parts, as several."""
-    if not isinstance(message, dict):
-        raise CannotMendError(f"{place}: a message must be an object")
-    message = {**message, "role": _role(message.get("role"))}
-    if message.get("audio") == {}:
-        del message["audio"]
-    if "reasoning" in message and "reasoning_content" in message:
-        del message["reasoning"]
-    content = message.get("content")
-    before: list[_Object] = []
-    if message["role"] in ("tool", "function"):
-        if not _has_media(content):
-            message["content"] = _as_text(content) if not isinstance(content, str) else content
-    elif isinstance(content, list):
-        before = _mend_parts(message, content, place)
-    elif isinstance(content, dict):
-        before = _mend_parts(message, [content], place)
-    elif content is None and message["role"] != "assistant":
-        message["content"] = ""
-    if isinstance(calls := message.get("tool_calls"), list):
-        message["tool_calls"] = [_chat_call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)]
-    return [*before, message] if message.get("content") != [] or not before else before
-
-
-def _role(role: Any) -> Any:
-    name = role.lower() if isinstance(role, str) else role
-    return _ROLES.get(name, name) if isinstance(name, str) else name
-
-
-def _has_media(content: Any) -> bool:
-    return isinstance(content, list) and any(isinstance(each, dict) and each.get("type") in _MEDIA for each in content)
-
-
-def _mend_parts(message: _Object, parts: list[Any], place: str) -> list[_Object]:
-    """Mend the parts of a message. Returns the results of tools among them, as messages."""
-    kept: list[Any] = []
-    thoughts: list[str] = []
-    results: list[_Object] = []
-    calls = list(message.get("tool_calls") or ())
-    known = {call.get("id") for call in calls if isinstance(call, dict)}
-    for index, part in enumerate(parts):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if (text := _text_of(part)) is not None:
-            kept.append({"type": "text", "text": text})
-        elif kind in _THOUGHTS and message["role"] == "assistant":
-            thoughts.append(_thought(part))
-        elif kind in _CALLS and message["role"] == "assistant":
-            if _call_id(part) not in known or _call_id(part) is None:
-                calls.append(part)
-        elif kind in _RESULTS:
-            results.append({"role": "tool", "tool_call_id": _call_id(part), "content": _as_text(_result(part))})
-        elif kind in _MEDIA:
-            kept.append(_media(part))
-        else:
-            raise _unknown(part, f"{place}.content[{index}]")
-    message["content"] = kept if kept or message["role"] != "assistant" else None if calls else ""
-    if calls:
-        message["tool_calls"] = calls
-    if any(thoughts):
-        message.setdefault("reasoning_content", "\n".join(filter(None, thoughts)))
-    return results
-
-
-def _media(part: _Object) -> _Object:
-    match part:
-        case {"type": "input_image", "image_url": str(url)}:
-            return {"type": "image_url", "image_url": {"url": url}}
-        case {"type": "image", "source": {"type": "base64", "media_type": str(kind), "data": str(data)}}:
-            return {"type": "image_url", "image_url": {"url": f"data:{kind};base64,{data}"}}
-    return part
-
-
-def _call_id(part: Mapping[str, Any]) -> str | None:
-    found = (part.get(name) for name in ("id", "tool_use_id", "tool_call_id", "toolCallId", "call_id"))
-    return next((each for each in found if isinstance(each, str)), None)
-
-
-def _result(part: Mapping[str, Any]) -> Any:
-    return next((part[name] for name in ("content", "output", "result") if name in part), None)
-
-
-def _chat_call(call: Any, place: str) -> _Object:
-    """A call in the form of chats, whichever form it has."""
-    match call:
-        case {
-            "id": str(),
-            "type": "function",
-            "function": {"name": str(), "arguments": dict() | str() as arguments},
-        } if isinstance(arguments, dict) or _is_object(arguments):
-            return dict(call)
-        case dict():
-            pass
-        case _:
-            raise CannotMendError(f"{place}: a call must be an object")
+def _call(call: Any, place: str) -> _Object:
+    if not isinstance(call, dict):
+        raise CannotMendError(f"{place}: a call must be an object")
     inner = next((call[name] for name in ("function", "custom") if isinstance(call.get(name), dict)), call)
-    name = next((inner[key] for key in ("name", "toolName", "tool_name") if isinstance(inner.get(key), str)), None)
+    kind = str(call.get("type"))
+    name = _string(inner, "name", "toolName", "tool_name")
+    value = _first_of(inner, "arguments", "args", "input", "action", "operation")
+    if name is None and kind.endswith("_call") and kind not in ("function_call", "tool_call", "custom_tool_call"):
+        name = kind.removesuffix("_call")
+        value = value or {key: each for key, each in call.items() if key not in _NO_ARGUMENTS}
     if name is None:
         raise CannotMendError(f"{place}: the call names no function")
-    value = next((inner[key] for key in ("arguments", "args", "input") if key in inner), None)
-    if inner is call.get("custom"):
-        value = {"input": value}
-    return {
-        "id": _call_id(call),
-        "type": "function",
-        "function": {"name": name, "arguments": _arguments(value)},
-    }
+    arguments = _arguments({"input": value} if kind.startswith("custom") else value)
+    id_ = _string(call, "call_id", "tool_use_id", "tool_call_id", "toolCallId", "id")
+    return {"type": "call", "id": id_, "name": name, "arguments": arguments}
 
 
-def _name_calls(messages: Any) -> None:
+_NO_ARGUMENTS = frozenset(("id", "type", "call_id", "status", "container_id", *_OUTCOMES))
+
+
+def _first_of(part: _Object, *names: str) -> Any:
+    return next((part[name] for name in names if part.get(name) is not None), None)
+
+
+def _string(part: _Object, *names: str) -> str | None:
+    return next((value for name in names if isinstance(value := part.get(name), str)), None)
+
+
+def _arguments(value: Any) -> str:
+    """The arguments of a call as JSON of an object. What is no object is kept whole as one argument."""
+    if isinstance(value, str) and _is_object(value):
+        return value
+    for _ in range(2):  # it may be encoded twice
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value, strict=False, parse_constant=_no_number)
+    return json.dumps(
+        value if isinstance(value, dict) else {} if value in (None, "") else {"arguments": value}, ensure_ascii=False
+    )
+
+
+def _is_object(text: str) -> bool:
+    """Whether the frontend takes it for an object of JSON."""
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text, parse_constant=_no_number)
+        return isinstance(value, dict) and not _HALF.search(json.dumps(value, ensure_ascii=False))
+    return False
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(name)
+
+
+def _name_calls(entries: list[_Entry]) -> None:
     """Calls and results without an id get one, in the order in which they came."""
     waiting: list[str] = []
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        if message.get("role") == "assistant":
-            for number, call in enumerate(message.get("tool_calls") or ()):
-                call["id"] = call["id"] or f"call_{index}_{number}"
-                waiting.append(call["id"])
-        elif message.get("role") == "tool":
-            if not isinstance(message.get("tool_call_id"), str):
-                message["tool_call_id"] = waiting[0] if waiting else "unknown"
-            if message["tool_call_id"] in waiting:
-                waiting.remove(message["tool_call_id"])
+    for index, entry in enumerate(entries):
+        for number, part in enumerate(entry.parts):
+            if part["type"] == "call":
+                part["id"] = part["id"] or f"call_{index}_{number}"
+                waiting.append(part["id"])
+            elif part["type"] == "result":
+                part["id"] = part["id"] or (waiting[0] if waiting else "unknown")
+                if part["id"] in waiting:
+                    waiting.remove(part["id"])
 
 
-# -- messages of Anthropic's API
+def _chat(entry: _Entry) -> list[_Object]:
+    """A message of chats, behind messages of the tools whose results it has."""
+    source = entry.source if entry.role else {}
+    results = [{"role": "tool", "tool_call_id": each["id"], "content": each["text"]} for each in entry.of("result")]
+    if entry.role == "tool":
+        return [{**source, **results[0]}]
+    texts, calls, thoughts = entry.of("text"), entry.of("call"), [each["text"] for each in entry.of("thought")]
+    if not (texts or calls or thoughts) and (results or not entry.role):
+        return list(results)
+    content = source.get("content")
+    message = {**source, "role": entry.role or ("assistant" if calls else "user")}
+    message["content"] = content if isinstance(content, str) else texts or (None if calls else "")
+    for name in ("tool_calls", "function_call"):
+        message.pop(name, None)
+    if calls:
+        message["tool_calls"] = [
+            {"id": each["id"], "type": "function", "function": {"name": each["name"], "arguments": each["arguments"]}}
+            for each in calls
+        ]
+    if any(thoughts):
+        message.setdefault("reasoning_content", "\n".join(filter(None, thoughts)))
+    if "reasoning_content" in message:
+        message.pop("reasoning", None)
+    if message.get("audio") == {}:
+        del message["audio"]
+    return [*results, message]
 
 
-def _message(message: Any, place: str) -> list[_Object]:
-    if not isinstance(message, dict):
-        raise CannotMendError(f"{place}: a message must be an object")
-    role = _role(message.get("role"))
-    message = {**message, "role": "system" if role == "developer" else role}
-    content = message.get("content")
-    if not content:
-        message["content"] = ""
-    elif isinstance(content, list):
-        message["content"] = [_block(part, f"{place}.content[{index}]") for index, part in enumerate(content)]
-    return [message]
+def _message(entry: _Entry) -> list[_Object]:
+    """Messages of Anthropic's API, where results are the user's."""
+    role = {"developer": "system", "tool": "user", "": "assistant"}.get(entry.role, entry.role)
+    if isinstance(entry.source.get("content"), str) and entry.role != "tool" and not entry.of("call"):
+        return [{**entry.source, "role": role}]
+    runs: list[_Object] = []
+    for part in entry.parts:
+        of = "user" if part["type"] == "result" else role
+        if not runs or runs[-1]["role"] != of:
+            runs.append({"role": of, "content": []})
+        runs[-1]["content"].append(_block(part))
+    return runs or ([{"role": role, "content": ""}] if entry.role else [])
 
 
-def _block(part: Any, place: str) -> Any:
-    match part:
-        case {"type": "text", "text": str()}:
-            return part
-        case {"type": "thinking"}:
-            return {"signature": "", **part}
-        case {"type": "tool_use" | "server_tool_use"}:
-            return {**part, "input": json.loads(_arguments(part.get("input")))}
-        case {"type": "tool_result", "content": list(parts)}:
-            return {**part, "content": [_result_block(each, f"{place}.content") for each in parts]}
-        case _ if (text := _text_of(part)) is not None:
-            return {"type": "text", "text": text}
-        case {"type": "document" | "container_upload" | "search_result"}:
-            raise _unknown(part, place)
+def _block(part: _Object) -> _Object:
+    match part["type"]:
+        case "thought":
+            return {"type": "thinking", "thinking": part["text"], "signature": part["signature"]}
+        case "call":
+            return {"type": "tool_use", "id": part["id"], "name": part["name"], "input": json.loads(part["arguments"])}
+        case "result":
+            return {"type": "tool_result", "tool_use_id": part["id"], "content": part["texts"] or part["text"]}
     return part
 
 
-def _result_block(part: Any, place: str) -> Any:
-    if (text := _text_of(part)) is not None:
-        return {"type": "text", "text": text}
-    if isinstance(part, dict) and part.get("type") == "image":
-        return part
-    raise _unknown(part, place)
+def _items(entry: _Entry) -> list[_Object]:
+    """Items of `/v1/responses`."""
+    source, content = entry.source, entry.source.get("content")
+    if source.get("type") == "reasoning":
+        return [source]
+    items: list[_Object] = []
+    texts = [part["text"] for part in entry.of("text")]
+    if texts or (entry.role not in ("", "tool") and not entry.parts):
+        parts = [{"type": "input_text", "text": text} for text in texts]
+        is_plain = entry.role == "assistant" or not isinstance(content, list)
+        known = {key: value for key, value in source.items() if key != "tool_calls"} if entry.role else {}
+        items.append({**known, "role": entry.role or "user", "content": "".join(texts) if is_plain else parts})
+    for part in entry.parts:
+        if part["type"] == "call":
+            item = {"call_id": part["id"], "name": part["name"], "arguments": part["arguments"]}
+            items.append({**(source if source.get("type") == "function_call" else {}), "type": "function_call", **item})
+        elif part["type"] == "result":
+            items.append({"type": "function_call_output", "call_id": part["id"], "output": part["text"]})
+        elif part["type"] == "thought" and part["text"]:
+            summary = {"type": "summary_text", "text": part["text"]}
+            items.insert(0, {"type": "reasoning", "summary": [summary]})
+    return items
 
 
-# -- items of /v1/responses
-
-
-def _mend_items(request: _Object) -> None:
-    items = request.get("input")
-    if isinstance(items, list):
-        mends = (_item(item, f"input[{index}]") for index, item in enumerate(items))
-        request["input"] = [each for each in mends if each is not None]
-
-
-def _item(item: Any, place: str) -> _Object | None:
-    """An item in a form that the frontend takes; None: it carries nothing for the model."""
-    if not isinstance(item, dict):
-        raise CannotMendError(f"{place}: an item must be an object")
-    kind = item.get("type") or "message"
-    if kind in _READ_BY_DYNAMO:
-        return item
-    if kind not in _ITEMS:
-        raise CannotMendError(f"{place}: an item of the type {kind!r} cannot be read here; leave it out")
-    return _ITEMS[kind](item, place)
-
-
-def _message_item(item: _Object, place: str) -> _Object:
-    role = _role(item.get("role"))
-    if role == "tool":
-        return {
-            "type": "function_call_output",
-            "call_id": _call_id(item) or "",
-            "output": _as_text(item.get("content")),
-        }
-    item = {**item, "role": role}
-    content = item.get("content")
-    if content is None:
-        item["content"] = ""
-    elif isinstance(content, list) and role == "assistant":
-        item["content"] = "".join(_item_part(each, f"{place}.content[{at}]")["text"] for at, each in enumerate(content))
-    elif isinstance(content, list):
-        item["content"] = [_item_part(each, f"{place}.content[{at}]") for at, each in enumerate(content)]
-    return item
-
-
-def _item_part(part: Any, place: str) -> _Object:
-    if (text := _text_of(part)) is not None:
-        return {"type": "input_text", "text": text}
-    if _has_media([part]):
-        return dict(part)
-    raise _unknown(part, place)
-
-
-def _call_item(item: _Object, _place: str) -> _Object:
-    return {**item, "arguments": _arguments(item.get("arguments"))}
-
-
-def _output_item(item: _Object, _place: str) -> _Object:
-    output = item.get("output")
-    if isinstance(output, str) or _has_media(output):
-        return item
-    return {**item, "output": _as_text(output)}
-
-
-def _other_call(name: str | None, field: str) -> Callable[[_Object, str], _Object]:
-    def call(item: _Object, _place: str) -> _Object:
-        value = item.get(field)
-        return {
-            "type": "function_call",
-            "call_id": _call_id({"id": item.get("call_id") or item.get("id")}) or "",
-            "name": name or item.get("name") or "",
-            "arguments": _arguments(value if isinstance(value, dict) else {field: value}),
-        }
-
-    return call
-
-
-def _other_output(item: _Object, _place: str) -> _Object:
-    call_id = item.get("call_id") or item.get("id") or ""
-    return {"type": "function_call_output", "call_id": call_id, "output": _as_text(item.get("output"))}
-
-
-def _nothing(_item: _Object, _place: str) -> None:
-    """It is for the client only."""
-
-
-_READ_BY_DYNAMO = frozenset(
-    (
-        "code_interpreter_call", "computer_call", "computer_call_output", "file_search_call", "image_generation_call",
-        "mcp_approval_request", "mcp_approval_response", "mcp_call", "mcp_list_tools", "reasoning", "tool_search_call",
-        "tool_search_output",
-    )
-)  # fmt: skip
-
-_ITEMS: Mapping[str, Callable[[_Object, str], _Object | None]] = {
-    "message": _message_item,
-    "function_call": _call_item,
-    "function_call_output": _output_item,
-    "custom_tool_call": _other_call(None, "input"),
-    "custom_tool_call_output": _other_output,
-    "local_shell_call": _other_call("local_shell", "action"),
-    "local_shell_call_output": _other_output,
-    "shell_call": _other_call("shell", "action"),
-    "shell_call_output": _other_output,
-    "apply_patch_call": _other_call("apply_patch", "operation"),
-    "apply_patch_call_output": _other_output,
-    "web_search_call": _nothing,
-    "ghost_snapshot": _nothing,
-}
+_WRITERS: Mapping[str, Callable[[_Entry], list[_Object]]] = {CHATS: _chat, MESSAGES: _message, RESPONSES: _items}

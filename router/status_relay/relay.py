@@ -40,7 +40,7 @@ from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_b
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
 from router.status_relay.mending import (
     CannotMendError,
-    loses_items,
+    loses_parts,
     mended_request,
     stops_made_visible,
     with_known_model,
@@ -237,7 +237,11 @@ class Relay:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, skip_auto_headers=MADE_BY_AIOHTTP
+            timeout=timeout,
+            connector=connector,
+            auto_decompress=False,
+            skip_auto_headers=MADE_BY_AIOHTTP,
+            max_field_size=MOST_HEADER_BYTES,  # the frontend sends x-request-id back
         ) as self._session:
             self._models = ServedModels(self._session, self._upstream)
             yield
@@ -270,7 +274,7 @@ class Relay:
             return error_response(request.path, Refused(_WRONG, str(error)))
 
     async def _mended(self, request: web.Request, url: URL, session: str, body: bytes) -> web.StreamResponse:
-        if loses_items(request.path, body):
+        if loses_parts(request.path, body):
             body = mended_request(request.path, body, "") or body
         mends = 0
         while True:
@@ -390,8 +394,9 @@ def _acknowledge(answer: aiohttp.ClientResponse) -> None:
 
 
 _ASKS_FOR_A_STREAM = re.compile(rb'"stream"\s*:\s*true')
-_SILENCE_S = 30.0
-"""Proxies and clients give up a silent connection after 60 s or more. Refusals come sooner, and have their status."""
+_SILENCE_S, _BEAT_S = 30.0, 15.0
+"""Until the first sign of life, and between two. Proxies and clients give up a silent connection after 60 s or more.
+Refusals come before the first one, and have their status."""
 
 
 class _Waiting:
@@ -417,7 +422,7 @@ class _Waiting:
             await self._begun.prepare(self._request)
             while True:
                 await self._begun.write(b"\n")
-                await asyncio.sleep(_SILENCE_S)
+                await asyncio.sleep(_BEAT_S)
 
     def __enter__(self) -> _Waiting:
         return self

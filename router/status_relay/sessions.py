@@ -49,7 +49,7 @@ SOURCES = (
     Source("x-session-id"),
     Source("x-session-affinity"),
     Source("x-litellm-session-id"),
-    Source("x-*-session-id"),
+    Source("*-session-id"),
     Source("x-opencode-session"),
     Source("x-conversation-id"),
     Source("x-*-chat-id"),
@@ -169,13 +169,13 @@ def _values(headers: CIMultiDictProxy[str], name: str) -> Iterator[str]:
 # that converts its requests, puts it elsewhere.
 
 _MARK = b"x-anthropic-billing-header:"
-_LINE = re.compile(r"^[ \t]*x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.IGNORECASE | re.MULTILINE)
+_LINE = re.compile(r"^[ \t]*x-anthropic-billing-header:[^\n]*(?:\n|\Z)", re.MULTILINE)
 _OF_SYSTEM = ("system", "developer")
 
 
 def without_changing_line(body: bytes) -> bytes:
     """A body without that line in what the system says; the same object if it is not there."""
-    if _MARK not in body and _MARK not in body.lower():
+    if _MARK not in body:
         return body
     with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
         read = msgspec.json.decode(body)

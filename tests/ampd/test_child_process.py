@@ -46,3 +46,15 @@ def test_a_child_whose_parent_has_gone_already_does_not_begin() -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     done = subprocess.run(command, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (0, b"began\n")
+
+
+ENDLESS = """
+import threading
+from ampd.child_process import end_within
+end_within(0.01)
+threading.Thread(target=threading.Event().wait).start()
+"""
+
+
+def test_a_process_that_is_to_end_waits_for_nothing_for_ever() -> None:
+    assert subprocess.run([sys.executable, "-c", ENDLESS], check=False).returncode == 1

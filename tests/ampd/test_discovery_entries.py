@@ -150,10 +150,12 @@ def test_a_card_is_found_by_the_id_of_its_process(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "v1/mdc"
     folder.mkdir(parents=True)
     assert not has_card(0xAB)
-    (folder / "ns%2Fcoordinator%2Fgenerate%2F1ab").touch()
+    (folder / "ns%2Fcoordinator%2Fgenerate%2F1ab").write_text("{}")
     assert not has_card(0xAB)
-    (folder / "ns%2Fcoordinator%2Fgenerate%2Fab").touch()
-    assert has_card(0xAB)
+    card = folder / "ns%2Fcoordinator%2Fgenerate%2Fab"
+    for text, is_card in (("", False), ('{"type":"Mo', False), ('{"type":"Model"}', True)):
+        card.write_text(text)
+        assert has_card(0xAB) is is_card, "a full disk leaves a part of it"
 
 
 async def test_the_entries_of_processes_that_have_died_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

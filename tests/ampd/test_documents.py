@@ -1,7 +1,6 @@
 """Files that cannot be written are refused before any work is done."""
 
 import errno
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ampd.documents import check_writable, dumped
+from ampd.documents import check_writable
 from ampd.errors import UserError
 
 
@@ -67,15 +66,3 @@ def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="no file can be created"):
         check_writable(tmp_path / "x.html")
-
-
-def test_a_series_takes_one_line_and_the_rest_is_indented() -> None:
-    document = {
-        "a": 1,
-        "results": [{"series": {"x": [1, 2]}}, {"series": {"x": [3]}, "b": {"c": 2}}],
-        "series": {"y": [4]},
-    }
-    text = dumped(document)
-    assert json.loads(text) == document
-    assert '   "series": {"x":[1,2]}' in text.splitlines()
-    assert ' "series": {"y":[4]}' in text.splitlines()

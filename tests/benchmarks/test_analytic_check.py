@@ -1,20 +1,11 @@
-"""The page's table of the analytic model against AIConfigurator: made from the kept rows, which are those of today."""
-
-from pathlib import Path
+"""The kept rows of the analytic model against AIConfigurator are those of today."""
 
 import pytest
 
 from ampd.perf.presets import analytic_model
 from ampd.types import Parallelism
-from benchmarks.analytic_check import RESULTS, table, with_table
+from benchmarks.analytic_check import RESULTS, table
 from benchmarks.result_files import read
-
-PAGE = Path(__file__).parents[2] / "docs" / "performance-model.md"
-
-
-def test_the_page_has_the_table_of_the_kept_rows() -> None:
-    page = PAGE.read_text("utf-8")
-    assert page == with_table(page, read(RESULTS))
 
 
 def test_the_kept_rows_are_of_the_model_as_it_is() -> None:

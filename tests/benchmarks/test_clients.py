@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ampd.telemetry.metrics import names
-from benchmarks.clients import codex
 from benchmarks.clients.aiperf import CONVERSATIONS, TURNS, compared, conversations
 from benchmarks.clients.cases import CLIENTS, replies
 from benchmarks.clients.feature import NODE, Client, Feature, session_of
+from benchmarks.clients.programs import PROGRAMS
 from benchmarks.clients.table import Row, table
 from benchmarks.metrics_agreement import Scraped
 from workers.engines.replies import Replies
@@ -34,7 +34,8 @@ def test_the_code_of_a_row_can_be_read(client: Client, feature: Feature) -> None
 @pytest.mark.timeout(900)
 def test_every_row_goes_as_the_page_says(tmp_path: Path) -> None:
     """A fault of Dynamo's that is gone fails too. AIPerf's rows compare times, so they are left out."""
-    chosen = [flag for name in (*(client.name for client in CLIENTS), codex.CLIENT) for flag in ("--client", name)]
+    tried = (*(client.name for client in CLIENTS), *(program.client for program in PROGRAMS))
+    chosen = [flag for name in tried for flag in ("--client", name)]
     with (tmp_path / "messages").open("w+") as messages:
         command = [sys.executable, "-m", "benchmarks.clients", "--json", *chosen]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=messages, text=True, check=False)
@@ -70,11 +71,11 @@ def test_a_table_shows_what_fails() -> None:
         Row("c", "times", "", error="", figures="5 and 6 ms"),
         Row("d", "stop", "", error="", fault="answers"),
     ]
-    assert table(rows).splitlines()[2:] == [
-        "| a | loop | 500 | works | known |",
-        "| b | form |  | Error: a \\| b |  |",
-        "| c | times |  | works: 5 and 6 ms |  |",
-        "| d | stop |  | fails, [Dynamo](dynamo-known.md#answers) |  |",
+    assert table(rows, {"a": "1.2"}).splitlines()[2:] == [
+        "| a | 1.2 | loop | 500 | works | known |",
+        "| b |  | form |  | Error: a \\| b |  |",
+        "| c |  | times |  | works: 5 and 6 ms |  |",
+        "| d |  | stop |  | fails, [Dynamo](dynamo-known.md#answers) |  |",
     ]
 
 

@@ -17,8 +17,9 @@ import pytest_asyncio
 from ampd.keys import session_key
 from ampd.state.redis_store import StateStore
 from ampd.tiny_model import tiny_model_path
-from benchmarks.clients import aiperf, codex
+from benchmarks.clients import aiperf
 from benchmarks.clients.environment import aiperf_program, clients_node_modules, clients_python
+from benchmarks.clients.programs import codex_command
 from tests.harness.graph import Graph, profile
 from tests.waiting import until
 
@@ -100,7 +101,7 @@ async def test_the_snippet_in_javascript_is_one_session_of_two_rounds(served: Gr
 
 async def test_codex_is_tried_with_the_provider_of_the_page() -> None:
     shown = tomllib.loads(CODEX)
-    tried = dict(text.split("=", 1) for text in codex.command(Path("codex"), "http://127.0.0.1:8000") if "=" in text)
+    tried = dict(text.split("=", 1) for text in codex_command("http://127.0.0.1:8000") if "=" in text)
     assert tomllib.loads(f"p={tried['model_providers.ampd']}")["p"] == shown["model_providers"]["ampd"]
     assert tried["model_provider"] == shown["model_provider"]
 

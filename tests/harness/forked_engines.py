@@ -85,3 +85,4 @@ def _with_environment(environment: dict[str, str], target: Callable[..., Any], *
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     cpu_ranks.register()
     target(*args, **options)
+    os._exit(1)  # SGLang has written the exception, and its threads may keep the process from ending

@@ -227,9 +227,22 @@ async def run(
     tenant: str = "",
     **request: Any,
 ) -> EngineOutput:
-    """One request to its end, as one output."""
-    whole = EngineOutput([])
+    """One request to its end, as one output. SGLang waits for ever for a process that has ended; this fails."""
     call = EngineRequest(request_id or rid(), session, tokens, new, request or GREEDY, tenant=tenant)
+    whole = asyncio.ensure_future(_whole(engine, call))
+    processes = getattr(engine, "_sglang", None)  # a supervised engine has none, and fails by itself
+    ends: set[asyncio.Future[Any]] = {whole} if processes is None else {whole, processes.lost}
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert whole.done(), f"{processes.lost.result()}; it has written the reason"
+        return whole.result()
+    finally:
+        whole.cancel()
+        await asyncio.wait({whole})
+
+
+async def _whole(engine: SglangEngine, call: EngineRequest) -> EngineOutput:
+    whole = EngineOutput([])
     async with aclosing(cast(Any, engine.generate(call))) as stream:
         async for part in stream:
             part.token_ids = whole.token_ids + part.token_ids

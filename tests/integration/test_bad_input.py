@@ -158,7 +158,6 @@ def test_malformed_trace_line_names_file_and_line(tmp_path: Path) -> None:
     [
         ("replay", "tau-bench-airline", "--time-scale", "inf"),
         ("simulate", "tau-bench-airline", "--perf", "tiny-cpu", "--max-wait", "inf"),
-        ("trace", "generate", "gaia", "--tool-s", "inf", "--output", "trace.jsonl"),
     ],
 )
 def test_a_number_without_end_is_refused(command: tuple[str, ...]) -> None:

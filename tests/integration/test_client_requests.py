@@ -1,13 +1,16 @@
 """What agents send through the relay to Dynamo's frontend: requests that are mended, and calls that are cut."""
 
 import json
+import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
+from ampd.tiny_model import tiny_model_path
 from tests.harness.graph import HELLO, MODEL, Graph, profile, session
 from tests.waiting import PATIENCE_S
 
@@ -29,13 +32,30 @@ async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
     replies = graph.folder / "replies.jsonl"
     replies.write_text(json.dumps({"session": "calls", "text": f"I write it. {CALL}"}))
-    coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x")
+    model = strict_model(graph.folder)
+    coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x", "--model", str(model))
     graph.start_frontend("--model-alias", f"claude-*={MODEL}", status_relay=True)
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf, "--replies", str(replies))
     await graph.until_answers([coordinator])
     async with httpx.AsyncClient(base_url=graph.url, timeout=PATIENCE_S) as client:
         yield client
+
+
+LOOP = "{%- for message in messages %}"
+STRICT = (
+    "{%- if message.role == 'system' and not loop.first %}{{- raise_exception('The system comes first') }}{%- endif %}"
+)
+
+
+def strict_model(folder: Path) -> Path:
+    """The model with a template that takes a message of the system at the first place only."""
+    model = Path(shutil.copytree(tiny_model_path(), folder / "strict"))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    assert LOOP in settings["chat_template"]
+    settings["chat_template"] = settings["chat_template"].replace(LOOP, LOOP + STRICT)
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    return model
 
 
 def called(arguments: Any, **more: Any) -> dict[str, Any]:
@@ -54,6 +74,7 @@ def said(content: Any, role: str = "assistant", **more: Any) -> dict[str, Any]:
 TOOL = {"role": "tool", "tool_call_id": "c", "content": "error"}
 TEXT = {"type": "text", "text": "four"}
 USE = {"type": "tool_use", "id": "t", "name": "run", "input": {"command": "ls"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "aa", "format": "wav"}}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a text"}}
 MENDED: list[tuple[str, list[dict[str, Any]]]] = [
     *(
@@ -91,6 +112,11 @@ MENDED: list[tuple[str, list[dict[str, Any]]]] = [
         [said([TEXT]), said([TEXT], "user"), said(None), {"role": "tool", "tool_call_id": "c", "content": "x"}],
     ),
     (RESPONSES, [said("x \ud83d")]),
+    (RESPONSES, [{"type": "function_call", "name": "run"}, {"type": "function_call_output", "output": "x"}]),
+    (
+        MESSAGES,
+        [said([{**USE, "type": "mcp_tool_use", "server_name": "s"}, {"type": "mcp_tool_result", "content": "x"}])],
+    ),
 ]
 
 
@@ -112,6 +138,25 @@ async def test_a_history_is_mended(client: httpx.AsyncClient, path: str, message
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.parametrize("role", ["system", "developer"])
+@pytest.mark.parametrize("path", TOOLS)
+async def test_what_the_system_says_in_the_middle_reaches_the_model(
+    client: httpx.AsyncClient, path: str, role: str
+) -> None:
+    first = said("short", "system")
+    bare, whole = [
+        (await ask(client, path, history(path, [*before, said("word " * count, role), USER]))).json()["usage"]
+        for before, count in (([], 1), ([first], 50))
+    ]
+    counts = [each.get("prompt_tokens") or each["input_tokens"] + cached(each) for each in (bare, whole)]
+    assert counts[1] > counts[0] + 45
+
+
+def cached(usage: dict[str, Any]) -> int:
+    """Tokens that Anthropic's API does not count as input."""
+    return int(usage.get("cache_read_input_tokens", 0))
+
+
 LOST = [
     [
         {"type": f"{kind}_call", "id": "i", "call_id": "c", "status": "completed", **call},
@@ -120,11 +165,12 @@ LOST = [
     for kind, call in (
         ("custom_tool", {"name": "patch", "input": "x"}),
         ("local_shell", {"action": {"type": "exec", "command": ["ls"], "env": {}}}),
+        ("mcp", {"name": "look", "server_label": "s", "arguments": "{}"}),
     )
 ]
 
 
-@pytest.mark.parametrize("items", LOST, ids=["custom tool", "local shell"])
+@pytest.mark.parametrize("items", LOST, ids=["custom tool", "local shell", "tool of a server"])
 async def test_an_item_that_dynamo_leaves_out_reaches_the_model(
     client: httpx.AsyncClient, items: list[dict[str, Any]]
 ) -> None:
@@ -135,7 +181,7 @@ async def test_an_item_that_dynamo_leaves_out_reaches_the_model(
 PARAMETERS: list[dict[str, Any]] = [
     {"reasoning": {"effort": "high"}, "verbosity": "low", "enable_thinking": False, "prompt_cache_retention": "24h"},
     {"stop": [], "stream_options": {"include_usage": True}, "cache_control": {"type": "ephemeral"}, "tools": []},
-    {"usage": {"include": True}, "safety_identifier": "x", "max_tokens": 4.0, "priority": 1},
+    {"usage": {"include": True}, "safety_identifier": "x", "max_tokens": 4.0, "priority": 1, "best_of": 1},
 ]
 
 
@@ -159,6 +205,12 @@ async def test_max_tool_calls_is_left_out(client: httpx.AsyncClient) -> None:
         (CHATS, {"messages": [said([TEXT, {"type": "new"}], "user")]}, "messages[0].content[1]"),
         (CHATS, {"messages": HELLO, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         (CHATS, {"messages": HELLO, "functions": [FUNCTION]}, "functions"),
+        (CHATS, {"messages": HELLO, "functions": [{"name": "run"}]}, "functions is not supported; send tools"),
+        (CHATS, {"messages": [USER, said([SOUND], "user")]}, "messages[1].content[0]"),
+        (CHATS, {"messages": [USER, said("x", "critic")]}, "messages[1]"),
+        (RESPONSES, {"input": [USER, {"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[1]"),
+        (RESPONSES, {"input": [USER, said([SOUND], "user")]}, "input[1].content[0]"),
+        (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]"),
         (
             CHATS,
             {

@@ -141,7 +141,7 @@ def test_the_modelled_demo_replays_a_real_trace_and_writes_its_report(tmp_path: 
     assert result["errors"] == 0
     assert result["sessions"] == 26
     assert sum(result["routes"].values()) == result["rounds"]
-    for words in ("SLO attainment", "initial", "incremental", "ITL", "local", "remote", "KV moved"):
+    for words in ("rounds within both targets", "initial", "incremental", "ITL", "prefilled locally", "KV"):
         assert words in done.stdout
     for system in ("AMPD", "always remote", "co-located"):
         assert re.search(rf"^{system} +[\d.]+% +[\d.]+% +[\d,]+ ms +[\d.]+ ms$", done.stdout, re.MULTILINE)

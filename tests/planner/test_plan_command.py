@@ -49,7 +49,7 @@ def test_a_plan_has_the_fewest_gpus_and_says_why(capsys: pytest.CaptureFixture[s
 @pytest.mark.long
 def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, manifest = tmp_path / "plan.html", tmp_path / "plan.yaml"
-    # With few GPUs, because on more of them so short trials carry any rate. There is no gain then.
+    # With few GPUs, because on more of them so short trials carry any rate.
     argv = ["1" if flag == "2" else flag for flag in MOST]
     argv += ["--gpu-price", "2.5", "--report", str(report), "--output-manifest", str(manifest)]
     assert main([*argv, "--json"]) == 0
@@ -61,7 +61,6 @@ def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pyte
     assert 0 < best["attainment"]["mean"] <= 1
     assert best["headroom"] == pytest.approx(best["goodput"]["mean"] / plan["rate"])
     assert {"prefill", "decode", "objective", "meets_slo", "slack", "simulated", "curve"} <= best.keys()
-    assert plan["next_step"]["more_gpus"] == 1
     assert plan["more_load"]["rate"] == pytest.approx(1.2 * plan["rate"])
     assert plan["more_load"]["carries"] == (best["goodput"]["mean"] >= 1.2 * plan["rate"])
     assert any(not point["carries"] for point in best["curve"])
@@ -73,7 +72,6 @@ def test_the_most_goodput_is_planned_without_a_rate(tmp_path: Path, capsys: pyte
         assert words in page
     assert best["price_per_hour"] == 2.5
     assert best["gpu_hours_per_1000_sessions"] == pytest.approx(1 / plan["rate"] / 3.6)
-    assert plan["next_step"]["price_per_hour"] == 5
     assert plan["command"].split()[:3] == ["ampd", "plan", "tau-bench-airline"]
     for words in ("GPU hours per 1000 sessions", "price per hour", "How to reproduce", "--gpu-price 2.5"):
         assert words in page

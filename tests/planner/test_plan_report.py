@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.reports import _curves, _end, _pareto, _price
+from planner.reports import _curves, _end, _pareto
 
 
 def _layout(*curve: dict[str, Any]) -> dict[str, Any]:
@@ -55,10 +55,3 @@ def test_the_front_joins_the_carried_points_that_no_other_beats_in_both() -> Non
     assert others.filled == [True, True, False]
     assert others.notes[2] == "co-located 2xTP1 at 9/s"
     assert list(_pareto({"series": {"tried": []}, "layouts": [_layout()]})) == []
-
-
-def test_gpu_hours_name_their_rate_and_are_missing_where_nothing_is_carried() -> None:
-    layout = _layout() | {"gpu_hours_per_1000_sessions": None}
-    section = _price({"layouts": [layout], "rate": 2e6, "gpu_price": None, "next_step": None})
-    assert section.rows == [["co-located 1xTP1", "1", "-"]]
-    assert "for 2000000 sessions/s, or for the rate that the layout carries" in section.text[0]

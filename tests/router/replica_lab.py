@@ -5,9 +5,10 @@ import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
+from ampd.background_tasks import BackgroundTasks
 from ampd.errors import UserError
 from ampd.handler_stream import Chunk, HandlerStream, Send
 from ampd.keys import TOKEN_BYTES
@@ -17,6 +18,7 @@ from ampd.policies.base import BindingSituation, RoutingSituation
 from ampd.round_end import LINK, Begun
 from ampd.serving.admission import Admission
 from ampd.serving.placement import PlacementPolicies
+from ampd.state.redis_store import StateStore
 from ampd.state.store import SessionLimits, StateUnavailableError
 from ampd.state.view import ClusterView
 from ampd.types import Moves, PrefillTask, Role, RouteDecision, Slo, WorkerView
@@ -38,6 +40,7 @@ from router.worker_deaths import WorkerDeaths
 from tests.memory_store import MemoryState, MemoryStore
 from workers.client_rounds import ClientRounds
 from workers.engines.base import EngineError
+from workers.session_releaser import SessionEnds
 
 HANGS = -1
 """In `Workers.fail`: the worker takes the call and never answers."""
@@ -154,9 +157,15 @@ class Answering:
     A worker whose own stream breaks off has died: it says no more.
     """
 
-    def __init__(self, workers: Workers, ends: Callable[[], RoundEnds[RoundRun]]) -> None:
+    def __init__(
+        self,
+        workers: Workers,
+        ends: Callable[[], RoundEnds[RoundRun]],
+        spawn: Callable[[Coroutine[Any, Any, None]], None] | None = None,
+    ) -> None:
         self._workers = workers
         self._ends = ends
+        self._spawn = spawn or BackgroundTasks().spawn
 
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
         return await self._workers.kv(worker_id, request, timeout_s)
@@ -165,7 +174,7 @@ class Answering:
         raise NotImplementedError
 
     async def generate(self, worker_id: str, request: Any, context: Any) -> HandlerStream[Chunk]:
-        call = AnsweredCall(worker_id, self._workers, self._ends(), context)
+        call = AnsweredCall(worker_id, self._workers, self._ends(), self._spawn, context)
         if "prefill" not in request["start"]:
             try:
                 call.own = await self._workers.generate(worker_id, request, context)
@@ -177,11 +186,19 @@ class Answering:
 class AnsweredCall:
     """One round at its decode worker: the worker's own code around its scripted engine and prefill worker."""
 
-    def __init__(self, worker_id: str, workers: Workers, ends: RoundEnds[RoundRun], context: Any) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        workers: Workers,
+        ends: RoundEnds[RoundRun],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        context: Any,
+    ) -> None:
         self.own: Any = None
         self._worker_id = worker_id
         self._workers = workers
         self._ends = ends
+        self._spawn = spawn
         self._context = context
         self._has_died = False
 
@@ -191,9 +208,13 @@ class AnsweredCall:
                 send(chunk)
 
         own: Any = self
-        rounds = ClientRounds(self._worker_id, own, own, own, context_limit=1000, clock=asyncio.get_running_loop().time)
+        clock = asyncio.get_running_loop().time
+        sessions = SessionEnds(cast(StateStore, self._workers.store), self._worker_id)
+        rounds = ClientRounds(self._worker_id, own, own, own, sessions, context_limit=1000, clock=clock)
         await rounds.serve(request, self._context, send_alive)
         await rounds._background.finish(10.0)
+        if not self._has_died:
+            self._spawn(sessions.stop())
         if self._has_died:
             await self._ends._unless_alive(self._worker_id, self._ends._of(self._worker_id))
             raise ConnectionError("gone")
@@ -214,11 +235,11 @@ class AnsweredCall:
     async def kv(self, request: KvRequest) -> KvReply:
         return await self._workers.kv(self._worker_id, request, 1.0)
 
-    async def generate(self, request: Any) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Any, send: Send[Chunk]) -> None:
         own, self.own = self.own, None
         try:
             async for chunk in own or await self._workers.generate(self._worker_id, request, self._context):
-                yield chunk
+                send(chunk)
         except WorkerRefusedError as error:
             raise EngineError(str(error), error.status) from None
         except (ConnectionError, WorkerLostError):
@@ -346,7 +367,7 @@ class Replica:
             random.Random(1),
             log_left_out,
         )
-        self.calls = Answering(self.workers, lambda: self.services.ends)
+        self.calls = cast(Any, Answering(self.workers, lambda: self.services.ends, self._spawn))
         self.refusals: list[tuple[int, str]] = []
         access = WorkerAccess(self.view, self.store, self.calls, 1.0)
         self.services = Services(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from ampd.keys import session_key
 from ampd.state.store import Binding
 from ampd.types import Role
-from router.round_errors import RoundRefusedError, WorkerLostError
+from router.round_errors import WorkerLostError, WorkerRefusedError
 from tests.memory_store import MemoryState, MemoryStore
 from tests.router.replica_lab import Replica, cluster, worker
 from tests.waiting import until
@@ -28,7 +26,7 @@ async def test_a_final_round_tells_its_decode_worker_and_the_shared_state_at_onc
         await replica.round()
         ended = asyncio.Event()
 
-        async def never(session_id: str, tenant: str = "") -> Binding | None:  # noqa: ARG001
+        async def never(session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:  # noqa: ARG001
             await ended.wait()
             return None
 
@@ -55,7 +53,7 @@ async def test_workers_release_a_session_while_the_shared_state_does_not_answer(
     async with Replica(state) as replica:
         ended = asyncio.Event()
 
-        async def slow(session_id: str, tenant: str = "") -> Binding | None:  # noqa: ARG001
+        async def slow(session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:  # noqa: ARG001
             await ended.wait()
             return None
 
@@ -65,47 +63,34 @@ async def test_workers_release_a_session_while_the_shared_state_does_not_answer(
         ended.set()
 
 
-async def test_a_session_that_ends_in_an_outage_is_not_bound_after_it() -> None:
+async def test_a_coordinator_that_reaches_no_shared_state_leaves_the_end_to_the_worker() -> None:
+    """It may die as soon as the round's last chunk is out."""
     state = await cluster(worker("d1"))
     async with Replica(state, "always-local") as replica:
         await replica.round()
-        state.lose()
+        unreachable = MemoryState()
+        unreachable.lose()
+        replica.store._state = unreachable
+        replica.workers.store = MemoryStore(state)
         await replica.round(agent_context=FINAL)
-        assert replica.services.access.undeleted == {KEY: ""}
-        await replica.services.access.delete_bindings()
-        assert replica.services.access.undeleted == {KEY: ""}, "the outage goes on"
-        state.restore()
-        await replica.services.access.delete_bindings()
-        assert replica.services.access.undeleted == {}
         assert await MemoryStore(state).binding(KEY) is None
 
 
-async def test_a_session_that_begins_again_stays_bound() -> None:
-    state = await cluster(worker("d1"))
-    async with Replica(state, "always-local", max_rounds=1) as replica:
+async def test_a_final_round_that_goes_on_elsewhere_has_not_ended_its_session() -> None:
+    async with Replica(await cluster(worker("d1"), worker("d2")), "always-local") as replica:
         await replica.round()
-        state.lose()
+        owner = (await replica.store.binding(KEY)).worker_id
+        replica.workers.fail["generate", owner] = WorkerRefusedError(owner, 503, "its engine starts again")
+        told = []
+        ended = replica.store.end_session
+
+        async def noted(session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:
+            told.append(owner)
+            return await ended(session_id, tenant, owner=owner)
+
+        replica.store.end_session = noted
         await replica.round(agent_context=FINAL)
-        replica.in_progress = 2
-        with pytest.raises(RoundRefusedError):
-            await replica.round()
-        assert replica.services.access.undeleted == {KEY: ""}, "no new life has begun"
-        replica.in_progress = 1
-        await replica.round()
-        assert replica.services.access.undeleted == {}
-        state.restore()
-        await replica.services.access.delete_bindings()
-        assert await MemoryStore(state).binding(KEY) is not None
-
-
-async def test_many_ends_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.worker_access._MOST_UNDELETED", 2)
-    state = await cluster(worker("d1"))
-    async with Replica(state, "always-local") as replica:
-        state.lose()
-        for number in range(3):
-            await replica.round(agent_context={"session_id": f"s{number}", "session_final": True})
-        assert len(replica.services.access.undeleted) == 2
+        assert told == [({"d1", "d2"} - {owner}).pop()]
 
 
 async def test_a_worker_that_failed_a_session_s_last_round_releases_it_too() -> None:

@@ -2,7 +2,12 @@
 
 from typing import Any
 
-from workers.session_releaser import SessionReleaser
+import pytest
+
+from ampd.state.store import Binding
+from tests.memory_store import MemoryState, MemoryStore
+from tests.waiting import until
+from workers.session_releaser import SessionEnds, SessionReleaser
 
 
 class Kv:
@@ -165,3 +170,46 @@ async def test_a_session_runs_as_long_as_a_round_of_it() -> None:
     async with sessions.round("s"):
         assert sessions.is_running("s")
     assert not sessions.is_running("s")
+
+
+@pytest.fixture
+async def bound() -> MemoryState:
+    """A shared state with the sessions s1 and s2 of the worker d1."""
+    state = MemoryState()
+    for session_id in ("s1", "s2"):
+        await MemoryStore(state).rebind(Binding(session_id, "", 0), "d1", 60.0)
+    return state
+
+
+def ends_of(state: MemoryState) -> SessionEnds:
+    store: Any = MemoryStore(state)
+    return SessionEnds(store, "d1")
+
+
+async def test_the_end_of_a_session_outlasts_an_outage_of_the_shared_state(
+    bound: MemoryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.session_releaser._AGAIN_S", 0.0)
+    ends = ends_of(bound)
+    ends.start()
+    bound.lose()
+    for session_id in ("s1", "s2"):
+        ends.ended(session_id)
+    await until(lambda: ends._store.round_trips.failures["end"] > 1)
+    ends.begins("s2")
+    bound.restore()
+    await until(lambda: not len(ends))
+    await ends.stop()
+    assert await MemoryStore(bound).binding("s1") is None
+    assert await MemoryStore(bound).binding("s2") == Binding("s2", "d1", 1), "it lives again"
+
+
+async def test_a_worker_that_ends_tells_the_ends_that_it_knows(bound: MemoryState) -> None:
+    ends = ends_of(bound)
+    ends.ended("s1")
+    await ends.stop()
+    assert await MemoryStore(bound).binding("s1") is None
+    bound.lose()
+    ends.ended("s2")
+    await ends.stop()
+    assert len(ends) == 1

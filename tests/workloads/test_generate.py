@@ -39,7 +39,3 @@ def test_the_seed_decides(name: str, seed: int, lengths: Lengths) -> None:
     assert first == again
     assert first != list(generate(name, 5, 1.0, seed + 1, lengths))
     assert list(generate(name, 3, 1.0, seed, lengths)) == first[:3]
-
-
-def test_no_tool_time_on_request() -> None:
-    assert all(r.tool_s == 0 for s in generate("gaia", 20, 1.0, 0, Lengths.PER_SESSION, 0.0) for r in s.rounds)

@@ -49,7 +49,7 @@ def test_an_attainment_that_is_too_small_fails_the_command(tmp_path: Path, capsy
         assert main([*argv, "9"]) == 0
         assert main([*argv, "1e-6"]) == 1
     out, err = capsys.readouterr()
-    assert out.count("SLO attainment") == 2
+    assert out.count("rounds within both targets") == 2
     assert err.splitlines()[-1] == "ampd replay: 0.0% of the rounds met both targets, --fail-under 0.95"
 
 

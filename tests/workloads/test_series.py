@@ -7,8 +7,8 @@ import json
 import pytest
 
 from ampd.types import Slo
+from workloads.report import PERCENTS, series_of
 from workloads.results import PromptTokens, RoundRecord
-from workloads.series import PERCENTS, series_of
 
 SLO = Slo(1.0, 0.1)
 

@@ -31,7 +31,7 @@ from ampd.cli.serve.graph import (
     system_url,
     write_targets,
 )
-from ampd.cli.serve.processes import GraphWatch, LivenessProbe, Supervisor, first_error
+from ampd.cli.serve.processes import GraphWatch, LivenessProbe, Supervisor
 from ampd.cli.serve.settings import COORDINATOR, EMBEDDED, FRONTEND, TINY, EngineName, ServeSettings
 from ampd.errors import RunError, UserError
 from ampd.model_folder import check_model_folder
@@ -254,7 +254,7 @@ async def _serve(settings: ServeSettings, site: GraphSite, log_dir: Path) -> int
         expected = Expected(url, site.model_names[0], settings.start(), settings.coordinators)
         for spec in specs:
             supervisor.start(spec)
-        waiting = wait_until_ready(store, expected, lambda: supervisor.ended(first_error), _READY_WITHIN_S, _progress)
+        waiting = wait_until_ready(store, expected, supervisor.ended, _READY_WITHIN_S, _progress)
         has_served = await _unless_stopped(waiting, stopped)
         if has_served:
             print(_ready_line(settings, site, url, log_dir), flush=True)

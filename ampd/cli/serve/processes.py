@@ -27,53 +27,26 @@ from ampd.policies.registry import POOLS
 
 # -- why a process of the graph ended, from its log and its exit code
 
-Explain = Callable[[Path, int], str]
-"""What ended a process, in a few words: its log, its exit code."""
-
 _TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last\):")
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w+(Error|Exception): ")
 _WARNING = re.compile(r"\bWARN(ING)?\b|Warning: ")
 _OWN_ERROR = "ampd: "
 """How a program of this project begins the line that says why it ends."""
-_LAST_LINES = 50
-_OF_A_REQUEST = re.compile(r"\bhttp-request\b|Streaming error: ")
-"""In the lines that Dynamo's frontend logs as errors when it has refused a request."""
-_WATCH_ENDED = "monitor_instance_source: The Sender is dropped"
-"""How Dynamo's frontend says that it could not watch discovery by files, when it ends for that reason."""
-_NO_WATCH = (
-    "it got no inotify instance, because other programs of this user have them; "
-    "sysctl -w fs.inotify.max_user_instances=1024"
-)
+_LAST_LINES = 200
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NO_ERROR = "no error in its last lines"
 _SHELL_SIGNALS = 128
 """A program that was told of a child's signal ends with this much more than its number."""
 
 
-def first_error(log: Path, _code: int) -> str:
-    """What ended a process that did not start: its first exception, else its first error message, else its last line.
+def reason_of(log: Path) -> str:
+    """What ended a process, from its last lines: its own words, or the first exception, or an error, or the last line.
 
-    Later lines are consequences: chained exceptions, and parents that end because a child has ended.
+    Later exceptions are consequences: chained ones, and those of parents that end because a child has ended.
     """
-    lines = log_lines(log)
-    return _exception_of(lines) or next(_errors_of(lines), None) or last_line(log)
-
-
-def late_error(log: Path, code: int) -> str:
-    """What ended a process that had served, or was started again: an exception or the last error in its last lines.
-
-    Errors before it are those of requests, which a process survives. One that was killed has not logged why. One that
-    ended because its child was killed has.
-    """
-    if -code in (signal.SIGKILL, signal.SIGTERM):
-        return "it had no time to log why"
     lines = log_lines(log)[-_LAST_LINES:]
-    if any(_WATCH_ENDED in line for line in lines):
-        return _NO_WATCH
     if lines and lines[-1].startswith(_OWN_ERROR):
         return lines[-1].removeprefix(_OWN_ERROR)
-    errors = [line for line in _errors_of(lines) if not _OF_A_REQUEST.search(line)]
-    return _exception_of(lines) or (errors[-1] if errors else _NO_ERROR)
+    return _exception_of(lines) or next(_errors_of(lines), None) or last_line(log)
 
 
 def _exception_of(lines: Sequence[str]) -> str | None:
@@ -92,7 +65,7 @@ def _errors_of(lines: Sequence[str]) -> Iterator[str]:
     return (line.strip() for line in lines if _ERROR.search(line) and not _WARNING.search(line))
 
 
-def last_line(log: Path, _code: int = 0) -> str:
+def last_line(log: Path) -> str:
     """The last line with text in it of a log file, for error messages."""
     lines = log_lines(log)
     return lines[-1].strip() if lines else "no output"
@@ -211,13 +184,13 @@ class Supervisor:
         """Name -> process id of each process that was started."""
         return {child.spec.name: child.process.pid for child in self._children}
 
-    def ended(self, explain: Explain = last_line) -> dict[str, str]:
-        """Name -> one line for each process that has ended by itself, with what `explain` finds in its log."""
+    def ended(self) -> dict[str, str]:
+        """Name -> one line for each process that has ended by itself, with what its log says."""
         lines = {}
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                name, reason = child.spec.name, explain(child.log, code)
+                name, reason = child.spec.name, reason_of(child.log)
                 lines[name] = f"{name} ended with exit code {code}{signal_of(code)}: {reason} (log: {child.log})"
         return lines
 
@@ -368,7 +341,7 @@ class GraphWatch:
                 await asyncio.wait_for(stopped.wait(), _WATCH_S)
 
     def _look(self) -> None:
-        ended = self._supervisor.ended(late_error)
+        ended = self._supervisor.ended()
         new = sorted(ended.keys() - self._reported)
         for name in new:
             self._progress(ended[name] + (self._frontend_ended() if name == FRONTEND else ""))

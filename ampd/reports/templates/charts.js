@@ -62,7 +62,7 @@
     ctx.restore();
   }
 
-  // Points, filled or not, and bars, which uPlot has not for series of their own.
+  // Points, filled or not, which uPlot has not for series of their own.
   function shapes(plot, spec, at) {
     const { ctx, bbox } = plot, dots = devicePixelRatio;
     ctx.save();
@@ -76,14 +76,7 @@
       one.x.forEach((x, index) => {
         if (one.y[index] === null || (spec.is_log && one.y[index] <= 0)) return;
         const left = plot.valToPos(x, "x", true), top = plot.valToPos(one.y[index], "y", true);
-        if (one.shape === "bars") {
-          const thick = Math.max(2, Math.abs(plot.valToPos(one.y[index] + 0.36, "y", true) - top) * 2);
-          const middle = plot.valToPos(one.middles[index], "x", true), right = plot.valToPos(one.ends[index], "x", true);
-          ctx.globalAlpha = 0.38;
-          ctx.fillRect(left, top - thick / 2, Math.max(middle - left, 1), thick);
-          ctx.globalAlpha = 1;
-          ctx.fillRect(middle, top - thick / 2, Math.max(right - middle, 1), thick);
-        } else if (one.shape === "points" || one.filled.length) {
+        if (one.shape === "points" || one.filled.length) {
           ctx.beginPath();
           ctx.arc(left, top, 2.6 * dots, 0, 7);
           one.filled.length && !one.filled[index] ? ctx.stroke() : ctx.fill();
@@ -100,11 +93,10 @@
     const axis = { stroke: soft, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui, sans-serif", labelFont: "11px system-ui, sans-serif", labelSize: 18 };
     const y = { distr: spec.is_log ? 3 : 1 };
     if (spec.y_range) y.range = spec.y_range;
-    if (spec.is_reversed) y.dir = -1;
     box.querySelector(".uplot")?.remove();
     new uPlot({
       width: box.clientWidth,
-      height: spec.height,
+      height: spec.height * (document.documentElement.classList.contains("paper") ? 0.75 : 1),
       scales: { x: { time: false }, y },
       axes: [
         { ...axis, label: spec.x_label, size: 34, values: (_, all) => all.map(short) },
@@ -115,9 +107,9 @@
         ...spec.series.map((one, number) => ({
           label: one.name,
           stroke: colour(one.colour),
-          width: one.shape === "points" || one.shape === "bars" ? 0 : 1.8,
+          width: one.shape === "points" ? 0 : 1.8,
           dash: one.shape === "dashed" ? [6, 4] : undefined,
-          paths: one.shape === "points" || one.shape === "bars" ? () => null : undefined,
+          paths: one.shape === "points" ? () => null : undefined,
           points: { show: false },
           spanGaps: true,
           value: (_, value, __, index) => {

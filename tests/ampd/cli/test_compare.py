@@ -38,11 +38,14 @@ def test_reports_are_made_again_and_results_are_compared(
     capsys.readouterr()
     report = tmp_path / "comparison.html"
     assert main(["compare", *map(str, documents.values()), "--report", str(report)]) == 0
-    head, first, *_ = capsys.readouterr().out.splitlines()
+    head, first, *_, note = capsys.readouterr().out.splitlines()
     assert re.split(r"  +", head.strip()) == ["single", "modes: predictive / on-time", "modes: colocated", "plan"]
     assert first.startswith("rounds within both targets")
+    assert note.startswith(f"{documents['single']} is a simulation, ")
+    assert f"{documents['plan']} is a plan" in note
     page = report.read_text()
     assert "the change from single" in page
+    assert note in page
     assert '"name":"modes: colocated"' in page
 
 
@@ -53,8 +56,9 @@ def test_equal_file_names_are_told_apart(documents: dict[str, Path], capsys: pyt
     other.write_text(documents["single"].read_text())
     capsys.readouterr()
     assert main(["compare", str(documents["single"]), str(other)]) == 0
-    head = capsys.readouterr().out.splitlines()[0]
+    head, *_, last = capsys.readouterr().out.splitlines()
     assert head.split() == [str(documents["single"]), str(other)]
+    assert last.startswith("seconds"), "no note"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import random
 import signal
 
 import pytest
+import uvloop
 
 from ampd.state.embedded import EmbeddedRedis
 from ampd.state.redis_store import StateStore, open_store
@@ -69,3 +70,16 @@ async def test_a_task_that_is_cancelled_while_redis_goes_ends() -> None:
                 await store.close()
                 redis.stop()
                 redis.start()
+
+
+def test_a_command_is_sent_again_where_uvloop_has_closed_its_connection(redis_server: TcpRedis) -> None:
+    """As after a reset. redis-py still counts such a connection as connected."""
+
+    async def run() -> None:
+        store = StateStore(redis_server.tcp_url, "reset")
+        await store.ping()
+        store._connection._idle[-1]._writer.transport.abort()
+        await store.ping()
+        await store.close()
+
+    uvloop.run(run())

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ampd.errors import UserError
-from ampd.state.redis_connection import redis_client, sentinels_of
+from ampd.state.redis_connection import check_url, redis_client, sentinels_of
 from ampd.state.redis_store import open_store
 
 
@@ -36,21 +36,44 @@ def test_credentials_are_the_servers_and_sentinels_have_their_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "text"),
+    "url",
     [
-        ("redis+sentinel://a:1,b:2", "name the service"),
-        ("redis+sentinel://a:1,b:2/", "name the service"),
-        ("redis+sentinel:///s", "host:port"),
-        ("redis+sentinel://a:1,,b/s", "host:port"),
-        ("redis+sentinel://a:99999/s", "host:port"),
-        ("redis+sentinel://a:x/s", "host:port"),
-        (f"redis+sentinel://a:{'9' * 5000}/s", "host:port"),
-        ("redis+sentinel://a:1/s/x", "database must be a number"),
-        ("redis+cluster://a:1", "Redis Cluster is not supported"),
+        "redis+sentinel://a:1,b:2",
+        "redis+sentinel://a:1,b:2/",
+        "redis+sentinel:///s",
+        "redis+sentinel://a:1,,b/s",
+        "redis+sentinel://a:99999/s",
+        f"redis+sentinel://a:{'9' * 5000}/s",
+        "redis+sentinel://a:1/s/x",
+        "redis+cluster://a:1",
+        "redis://a:x",
+        "redis://a:99999",
+        "redis://",
+        "redis://a/x",
+        "redis://[::1/0",
+        "redis://sec/ret@a:1/0",
+        "redis://sec#ret@a:1/0",
+        "unix://a",
+        "http://a",
+        "a:6379",
     ],
 )
-async def test_a_malformed_one_is_one_line_without_secrets(url: str, text: str) -> None:
-    with pytest.raises(UserError, match=text) as error:
+async def test_a_malformed_one_is_one_line_without_secrets(url: str) -> None:
+    with pytest.raises(UserError, match="state URL") as error:
         await open_store(url.replace("://", "://user:secret@"), "x")
     assert "secret" not in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://a",
+        "rediss://u:p@w%2F@a:1/3?ssl_ca_certs=/x",
+        "redis://[::1]:6379/0/",
+        "unix:///run/redis.sock?db=2",
+        "unix://u:p@/run/redis.sock",
+    ],
+)
+def test_others_are_taken(url: str) -> None:
+    check_url(url)

@@ -51,13 +51,6 @@ def test_without_a_goodput_the_trials_at_the_rate_decide() -> None:
     assert short.carries(1.0)
 
 
-def test_a_gain_is_that_of_the_seeds_of_both() -> None:
-    gain = candidate({0: 1.2, 1: 1.2, 2: 1.2}).gain_over(candidate({0: 1.0, 1: 1.0, 2: 1.0, 3: 1.2}))
-    assert gain.mean == pytest.approx(0.2)
-    assert (gain.low, gain.high) == (pytest.approx(0.2), pytest.approx(0.2))
-    assert gain.seeds == 3
-
-
 def test_copies_of_a_part_carry_as_many_times_its_rates() -> None:
     part = candidate({0: 1.1, 1: 1.1, 2: 1.1})
     whole = part.times(Layout((), ((1, 3),)), 3)

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 
 from ampd.types import Slo
-from planner.layout.population import Served
+from planner.layout.layout import Served
 from planner.layout.trial import Counts, Limits, RoundCounts, Span, TimeOverError, TooManyMissedError
 from planner.simulator.outcome import SimulatedRound
 from workloads.trace import Round, Session

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.layout.candidate import CHOOSING, Candidate, Figure
-from planner.layout.explain import headroom_of, p95_over_target, sentences, shortfall, slack_of, summary
+from planner.layout.candidate import CHOOSING, Candidate
+from planner.layout.explain import answer, headroom_of, p95_over_target, sentences, shortfall, slack_of
 from planner.layout.fluid import Demand
 from planner.layout.layout import Layout
-from planner.layout.plan import NextStep, Plan
+from planner.layout.plan import Plan
 from planner.layout.trial import Trial
 
 from .lab import CASE
@@ -79,8 +79,8 @@ def test_a_rate_that_none_carries_is_said_with_what_is_carried() -> None:
 
 def test_a_plan_without_an_answer_is_one_sentence() -> None:
     none = Plan([], 0.0, has_fewest_gpus=False, trials=40)
-    assert explained(none) == summary(none, CASE)
-    assert "No layout of 4 GPUs carries any rate that was tried" in summary(none, CASE)
+    assert explained(none) == answer(none, CASE)
+    assert "No layout of 4 GPUs carries any rate that was tried" in answer(none, CASE)
     assert "0.0%" not in explained(none)
 
 
@@ -166,15 +166,6 @@ def test_more_load_is_said_to_be_carried_or_not() -> None:
     assert "20 % more load" not in explained(plan(BEST)), "it was not simulated"
 
 
-def test_the_gain_of_the_next_gpus_is_said_with_its_interval() -> None:
-    def next_of(gain: Figure) -> str:
-        return explained(plan(BEST, next_step=NextStep(1, BEST, gain)))
-
-    assert "The next 1 GPU would buy +0.4 sessions/s (+0.2 to +0.6), with" in next_of(Figure(0.4, 0.2, 0.6, 3))
-    assert "which may be chance" in next_of(Figure(0.4, -0.2, 1.0, 3))
-    assert "+123 sessions/s (+99 to +147)" in next_of(Figure(123.4, 98.6, 147.2, 3))
-
-
 def test_the_time_between_tokens_is_that_which_rounds_are_judged_by() -> None:
     slack = slack_of(BEST, plan(BEST), CASE, DEMAND)
     assert slack.decode == pytest.approx(CASE.slo.itl_s / 0.01), "not that of single gaps"
@@ -198,14 +189,3 @@ def test_an_interval_that_begins_below_the_planned_rate_is_explained() -> None:
         unsure.trials[rate, 0] = replace(LATE, result=SIMULATED)
     assert unsure.most == 2.2
     assert reaches in explained(plan(unsure))
-
-
-def test_the_summary_is_one_line_with_the_answer() -> None:
-    start = "3 GPUs: prefill 1xTP1, decode 1xTP2; "
-    assert summary(plan(BEST), CASE) == f"{start}carries 2 sessions/s, and 20 % more load too."
-    assert (
-        summary(plan(best((2.0, FINE), (2.2, LATE))), CASE) == f"{start}carries 2 sessions/s, but not 20 % more load."
-    )
-    poor = best((1.5, FINE), (2.0, replace(LATE, result=SIMULATED)))
-    assert summary(plan(poor), CASE) == f"{start}carries 1.5 sessions/s, less than 2."
-    assert summary(plan(UNKNOWN), CASE) == f"{start}does not carry 2 sessions/s."

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from planner.layout.population import Life, Population
+from planner.layout.layout import Life, Population
 from workloads.trace import Session
 
 from .lab import CASE, SESSIONS, SLO

@@ -135,16 +135,3 @@ def test_of_equal_layouts_the_simplest_is_taken() -> None:
     assert best_first([known(mixed, 10.5), known(alone, 10.0)])[0].layout == mixed
     split, mixing = Layout(((1, 1),), ((1, 1),)), Layout(((1, 1),), (), ((1, 1),))
     assert best_first([known(mixing, 10.1), known(split, 10.0)])[0].layout == split
-
-
-def test_more_gpus_are_compared_with_as_many_seeds() -> None:
-    made, _ = search(by_gpus)
-    assert made.fewest()
-    best = made.best[0]
-    assert made.with_more_gpus(best, 4) is None, "its goodput is not known"
-    made.search_goodputs([best], HELD_OUT, 20.0)
-    larger = made.with_more_gpus(best, 4)
-    assert larger is not None
-    assert larger.layout.gpus == 5
-    assert larger.gain_over(best).mean == pytest.approx(5.0, abs=1.0)
-    assert larger.gain_over(best).seeds == 3

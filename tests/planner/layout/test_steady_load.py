@@ -6,7 +6,7 @@ from statistics import fmean
 
 import pytest
 
-from planner.layout.population import Life, Load, Population, steady_load
+from planner.layout.layout import Life, Load, Population, steady_load
 from workloads.trace import Round, Session
 
 from .lab import SESSIONS, SLO

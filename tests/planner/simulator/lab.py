@@ -28,9 +28,8 @@ from ampd.policies.base import (
 from ampd.policies.pools.predictive import PredictivePools
 from ampd.policies.registry import create, create_named
 from ampd.types import Parallelism, Role, Route, RouteDecision, Slo
-from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import NO_PREFIXES, KvMemory, KvStore
-from planner.simulator.options import Cluster, Policies, ReplicaGroup, SimulationOptions, World
+from planner.simulator.options import Cluster, EventLoop, Policies, ReplicaGroup, SimulationOptions, World
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.shared_prefixes import SessionPrefix
 from planner.simulator.simulate import simulate

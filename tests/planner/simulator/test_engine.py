@@ -14,9 +14,8 @@ from ampd.policies.base import SlicingSituation
 from ampd.serving.prefill_queue import CONCURRENCY, PrefillQueue, Stage
 from ampd.types import Parallelism, PrefillTask
 from planner.simulator.engine import LONGEST_RUN_STEPS, SimulatedEngine
-from planner.simulator.events import EventLoop
 from planner.simulator.kv_memory import KvMemory
-from planner.simulator.options import Cluster, Policies, SimulationOptions
+from planner.simulator.options import Cluster, EventLoop, Policies, SimulationOptions
 from planner.simulator.request import SimulatedRequest
 from tests.ampd.serving.fixed_slices import FixedSlices
 from workloads.trace import Session

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.simulator.events import EventLoop
+from planner.simulator.options import EventLoop
 
 
 def test_nothing_happens_in_the_past() -> None:

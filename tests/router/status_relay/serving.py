@@ -33,6 +33,6 @@ async def client_of_relay(
     async with (
         serving(frontend) as behind,
         serving(Relay(behind, health_path=health_path).runner()) as url,
-        aiohttp.ClientSession(url) as client,
+        aiohttp.ClientSession(url, max_field_size=1 << 20) as client,
     ):
         yield client

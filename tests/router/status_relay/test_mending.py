@@ -8,7 +8,7 @@ import pytest
 
 from router.status_relay.mending import (
     CannotMendError,
-    loses_items,
+    loses_parts,
     mended_request,
     stops_made_visible,
     with_known_model,
@@ -80,6 +80,7 @@ def test_halves_of_characters_are_replaced_and_whole_ones_stay() -> None:
     assert json.loads(found)["messages"][0]["content"] == "a\ufffd b\ufffd \U0001f600 \xe9 \ufffd"
 
 
+SCREEN = {"type": "computer_screenshot", "image_url": "data:image/png;base64,aa"}
 THOUGHT = {"type": "thinking", "thinking": "let me see", "signature": "s"}
 USE = {"type": "tool_use", "id": "c1", "name": "run", "input": {"a": 1}}
 TEXT = {"type": "text", "text": "four"}
@@ -170,12 +171,23 @@ def test_documents_of_text_are_text(path: str, body: dict[str, Any], text: str) 
         ),
         (RESPONSES, {"input": [USER, {"type": "compaction_summary", "encrypted_content": "x"}]}, "input[1]"),
         (RESPONSES, {"input": [{"role": "user", "content": [{"type": "new"}]}]}, "input[0].content[0]"),
+        (RESPONSES, {"input": [USER, {"type": "function_call", "call_id": "c"}]}, "input[1]"),
+        (RESPONSES, {"input": [{"type": "message", "content": "x"}]}, "input[0]"),
+        (RESPONSES, {"input": [{"type": "computer_call_output", "call_id": "c", "output": SCREEN}]}, "input[0]"),
+        (CHATS, {"messages": [USER, {"role": "critic", "content": "x"}]}, "messages[1]"),
+        (CHATS, {"messages": [{"role": "user", "content": [USE]}]}, "messages[0]"),
+        (CHATS, {"messages": [{"role": "tool", "tool_call_id": "c", "content": [SCREEN]}]}, "messages[0]"),
     ],
 )
 def test_what_cannot_be_read_is_named(path: str, body: dict[str, Any], place: str) -> None:
     with pytest.raises(CannotMendError) as caught:
         mended_request(path, json.dumps(body).encode(), "")
     assert str(caught.value).startswith(f"{place}: ")
+
+
+def test_the_parameter_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(CannotMendError, match="functions is not supported; send tools"):
+        mended(CHATS, {"messages": [USER], "functions": [{"name": "run"}]})
 
 
 def test_a_refusal_by_the_chat_template_has_a_reason() -> None:
@@ -187,7 +199,7 @@ def test_the_picture_that_a_model_of_text_cannot_see_is_named() -> None:
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
     body = {"messages": [USER, {"role": "user", "content": [TEXT, picture]}]}
     with pytest.raises(CannotMendError, match=r"messages\[1\].content\[1\]: .*text only"):
-        mended_request(CHATS, json.dumps(body).encode(), "this model is served for text only; it carries x")
+        mended(CHATS, body)
 
 
 @pytest.mark.parametrize(
@@ -218,27 +230,93 @@ def test_the_picture_that_a_model_of_text_cannot_see_is_named() -> None:
             {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "x"}]},
             {"type": "function_call_output", "call_id": "c", "output": '[{"stdout": "x"}]'},
         ),
+        (
+            {"type": "code_interpreter_call", "id": "c", "code": "1", "container_id": "x", "outputs": [{"logs": "1"}]},
+            [
+                {"type": "function_call", "call_id": "c", "name": "code_interpreter", "arguments": '{"code": "1"}'},
+                {"type": "function_call_output", "call_id": "c", "output": '[{"logs": "1"}]'},
+            ],
+        ),
+        (
+            {"type": "mcp_call", "id": "c", "name": "look", "server_label": "s", "arguments": "{}", "output": "x"},
+            [
+                {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ],
+        ),
+        ({"type": "image_generation_call", "id": "c", "result": "aa"}, None),
+        ({"type": "mcp_list_tools", "id": "c", "tools": []}, None),
         ({"type": "function_call_output", "call_id": "c", "output": None}, {"output": ""}),
         ({"role": "assistant", "content": [TEXT]}, {"role": "assistant", "content": "four"}),
         ({"role": "user", "content": [TEXT]}, {"role": "user", "content": [{"type": "input_text", "text": "four"}]}),
     ],
 )
-def test_items_that_dynamo_does_not_know(item: dict[str, Any], read: dict[str, Any] | None) -> None:
+def test_items_that_dynamo_does_not_know(item: dict[str, Any], read: Any) -> None:
     found = mended(RESPONSES, {"input": [item, USER]})["input"][:-1]
+    if isinstance(read, list):
+        assert found == read
+        return
     assert found == ([] if read is None else [{**(item if "output" in read and len(read) == 1 else {}), **read}])
 
 
 @pytest.mark.parametrize("kind", ["item_reference", "compaction"])
 def test_an_item_that_only_its_provider_can_read_is_named(kind: str) -> None:
     body = json.dumps({"input": [USER, {"type": kind, "id": "i"}]}).encode()
-    assert loses_items(RESPONSES, body)
+    assert loses_parts(RESPONSES, body)
     with pytest.raises(CannotMendError, match=rf"input\[1\]: .*{kind}"):
         mended_request(RESPONSES, body, "")
 
 
+@pytest.mark.parametrize("kind", ["mcp_call", "code_interpreter_call", "computer_call_output", "custom_tool_call"])
+def test_the_result_of_a_tool_is_not_lost(kind: str) -> None:
+    assert loses_parts(RESPONSES, json.dumps({"input": [{"type": kind}]}).encode())
+
+
+def test_what_a_user_says_is_not_lost() -> None:
+    audio = {"type": "input_audio", "input_audio": {"data": "aa", "format": "wav"}}
+    body = json.dumps({"messages": [USER, {"role": "user", "content": [audio]}]}).encode()
+    assert loses_parts(CHATS, body)
+    with pytest.raises(CannotMendError, match=r"messages\[1\].content\[0\]: .*input_audio"):
+        mended_request(CHATS, body, "")
+
+
+def test_calls_of_other_apis_at_messages() -> None:
+    used = {"type": "mcp_tool_use", "id": "m", "name": "look", "server_name": "s", "input": {"a": 1}}
+    told = {"type": "mcp_tool_result", "tool_use_id": "m", "content": [TEXT]}
+    assert message(MESSAGES, {"role": "assistant", "content": [used, told, TEXT]}) == [
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "m", "name": "look", "input": {"a": 1}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "m", "content": [TEXT]}]},
+        {"role": "assistant", "content": [TEXT]},
+    ]
+    assert message(MESSAGES, called('{"a": 1}'))["content"] == [USE]
+    assert message(MESSAGES, {"role": "tool", "tool_call_id": "c1", "content": "x"}) == {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "x"}],
+    }
+
+
+def test_the_older_form_of_calls_is_not_lost() -> None:
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": "{}"}},
+        {"role": "function", "name": "run", "content": "x"},
+    ]
+    assert loses_parts(CHATS, json.dumps({"messages": messages}).encode())
+    called_, told = mended(CHATS, {"messages": messages})["messages"][1:]
+    assert called_ == {"role": "assistant", "content": None, "tool_calls": [{**call("{}"), "id": "call_1_0"}]}
+    assert told == {"role": "tool", "name": "run", "tool_call_id": "call_1_0", "content": "x"}
+
+
+def test_items_among_the_messages_of_a_chat() -> None:
+    item = {"type": "function_call", "call_id": "c1", "name": "run", "arguments": "{}"}
+    assert message(CHATS, item) == called("{}")
+    output = {"type": "function_call_output", "call_id": "c1", "output": "x"}
+    assert message(CHATS, output) == {"role": "tool", "tool_call_id": "c1", "content": "x"}
+
+
 def test_a_text_that_names_such_an_item_loses_nothing() -> None:
     quoted = json.dumps({"type": "shell_call"})
-    assert not loses_items(RESPONSES, json.dumps({"input": [{"role": "user", "content": quoted}]}).encode())
+    assert not loses_parts(RESPONSES, json.dumps({"input": [{"role": "user", "content": quoted}]}).encode())
 
 
 def parameters(**sent: Any) -> dict[str, Any]:
@@ -253,7 +331,9 @@ def test_parameters_that_change_nothing_are_left_out_and_others_are_translated()
     assert parameters(enable_thinking=False) == {"chat_template_kwargs": {"enable_thinking": False}}
     assert parameters(reasoning={"effort": "high"}) == {"reasoning_effort": "high"}
     assert parameters(structured_outputs={"json": {"type": "object"}}) == {"guided_json": {"type": "object"}}
-    assert parameters(best_of=None) == {}
+    assert parameters(best_of=None) == parameters(best_of=1) == {}
+    both = {"messages": [USER], "best_of": 2, "n": 2}
+    assert mended(CHATS, both, "Unsupported parameter(s): `best_of`") == {"messages": [USER], "n": 2}
     with pytest.raises(CannotMendError, match="truncate_prompt_tokens"):
         parameters(truncate_prompt_tokens=5)
 
@@ -265,6 +345,7 @@ def test_parameters_that_change_nothing_are_left_out_and_others_are_translated()
         ({"stream_options": {"include_usage": True}}, {}),
         ({"max_tokens": 4.0}, {"max_tokens": 4}),
         ({"tools": [], "tool_choice": "auto"}, {}),
+        ({"stop": ["x", ""], "seed": 1.0}, {"stop": ["x"], "seed": 1}),
         (
             {"tools": [{"name": "run", "input_schema": {}}], "tool_choice": {"type": "any"}},
             {
@@ -282,7 +363,16 @@ def test_tools_of_a_provider_are_left_out_beside_the_clients_own() -> None:
     own = {"type": "function", "name": "run", "parameters": {}}
     search = {"type": "web_search"}
     assert mended(RESPONSES, {"input": "x", "tools": [search, own]})["tools"] == [own]
-    assert mended_request(RESPONSES, json.dumps({"input": "x", "tools": [search]}).encode(), "") is None
+    with pytest.raises(CannotMendError, match=r"tools\[0\]"):
+        mended(RESPONSES, {"input": "x", "tools": [search]})
+
+
+def test_functions_of_other_apis_at_messages() -> None:
+    function = {"name": "run", "description": "d", "parameters": {"type": "object"}}
+    sent = {"messages": [USER], "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
+    found = mended(MESSAGES, sent)
+    assert found["tools"] == [{"name": "run", "description": "d", "input_schema": {"type": "object"}}]
+    assert found["tool_choice"] == {"type": "any"}
 
 
 def test_stop_strings_beside_tools() -> None:

@@ -65,7 +65,8 @@ class Frontend:
         self.asked.append((request.method, request.raw_path, dict(request.headers), body))
         status = int(request.query.get("status", "200"))
         message = request.query.get("message", FULL)
-        return web.json_response({"message": message}, status=status, headers={"x-own": "1"})
+        back = {name: text for name, text in request.headers.items() if name.lower() == "x-request-id"}
+        return web.json_response({"message": message}, status=status, headers={"x-own": "1", **back})
 
 
 @asynccontextmanager
@@ -164,6 +165,11 @@ async def test_headers_may_be_long() -> None:
             assert answer.status == 200, await answer.text()
         ((_, _, asked, _),) = frontend.asked
         assert headers.items() <= {name.lower(): value for name, value in asked.items()}.items()
+
+
+async def test_a_long_id_that_the_frontend_sends_back_arrives() -> None:
+    async with relayed() as (_, client), client.get("/whole", headers={"x-request-id": "r" * 60_000}) as answer:
+        assert (answer.status, len(answer.headers["x-request-id"])) == (200, 60_000), await answer.text()
 
 
 async def test_the_frontends_headers_are_acknowledged_at_once() -> None:
@@ -334,6 +340,7 @@ async def test_who_waits_long_for_an_answer_in_one_piece_gets_empty_lines(
     status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(relay, "_BEAT_S", 0.05)
     answers = asyncio.Event()
 
     async def answer_late(_: web.Request) -> web.Response:

@@ -32,6 +32,8 @@ def named(headers: dict[str, str], body: Any = None, names: str = "") -> str:
         ({"x-parent-session-id": "p", "x-dynamo-parent-session-id": "p", "x-request-id": "r"}, {}, ""),
         ({"x-litellm-session-id": "run"}, {"prompt_cache_key": "other"}, "run"),
         ({"X-Hermes-Session-Id": "h"}, {}, "h"),
+        ({"Helicone-Session-Id": "h", "X-Litellm-Session-Id": "run"}, {}, "run"),
+        ({"Helicone-Session-Id": "h"}, {}, "h"),
         ({"x-openwebui-chat-id": "chat"}, {}, "chat"),
         ({"x-kilocode-taskid": "task"}, {}, "task"),
         ({}, {"prompt_cache_key": "conversation"}, "conversation"),
@@ -83,7 +85,7 @@ def test_a_wrong_name_is_refused(names: str) -> None:
     [
         ({"system": [{"type": "text", "text": LINE}, {"text": "rules"}]}, {"system": [{"text": "rules"}]}),
         ({"system": f"You are Claude Code.\n{LINE}\nrules"}, {"system": "You are Claude Code.\nrules"}),
-        ({"system": [{"text": "a"}, {"text": f" {LINE.title()}\nb"}]}, {"system": [{"text": "a"}, {"text": "b"}]}),
+        ({"system": [{"text": "a"}, {"text": f" {LINE}\nb"}]}, {"system": [{"text": "a"}, {"text": "b"}]}),
         (
             {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": f"{LINE}\nb"}]},
             {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]},

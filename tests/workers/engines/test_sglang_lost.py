@@ -97,6 +97,20 @@ async def test_the_event_loop_goes_on_while_killed_processes_end() -> None:
     assert processes.children == []
 
 
+async def test_a_request_of_a_test_fails_with_the_process_of_its_engine() -> None:
+    """SGLang itself would wait until the time of the test is over."""
+    lost = asyncio.get_running_loop().create_future()
+
+    async def never(_request: Any) -> AsyncIterator[Any]:
+        lost.set_result("SGLang's process scheduler ended by itself")
+        await asyncio.get_running_loop().create_future()
+        yield
+
+    engine: Any = SimpleNamespace(generate=never, _sglang=SimpleNamespace(lost=lost))
+    with pytest.raises(AssertionError, match="scheduler ended by itself; it has written the reason"):
+        await run(engine, "s", [1], 1)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_an_engine_that_is_gone_while_it_warms_up_does_not_start(

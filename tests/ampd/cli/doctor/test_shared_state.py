@@ -43,7 +43,7 @@ def test_rights_as_in_the_manifests_are_enough() -> None:
 def test_what_is_no_redis_is_wrong(url: str) -> None:
     finding = made("Redis", lambda: judge_state(read_state(url, "ampd")))
     assert finding.verdict is Verdict.WRONG
-    assert finding.found.startswith(("shared state redis://127.0.0.1:1/0: ", "state URL: scheme 'http'"))
+    assert finding.found.startswith(("shared state redis://127.0.0.1:1/0: ", "state URL: it is malformed"))
     assert finding.fix.startswith("start Redis there, or correct --state-url")
 
 
