@@ -96,7 +96,7 @@ def _known_model(name: str, aliases: Sequence[tuple[str, str]]) -> str | None:
 
 
 _LOST = {
-    CHATS: re.compile(rb'"type"\s*:\s*"input_audio"'),
+    CHATS: re.compile(rb'"type"\s*:\s*"input_audio"|"function_call"\s*:\s*\{'),
     RESPONSES: re.compile(
         rb'"type"\s*:\s*"(?!function_|web_search_|image_)(\w+_call(_output)?|item_reference|compaction)'
     ),

@@ -74,6 +74,7 @@ def said(content: Any, role: str = "assistant", **more: Any) -> dict[str, Any]:
 TOOL = {"role": "tool", "tool_call_id": "c", "content": "error"}
 TEXT = {"type": "text", "text": "four"}
 USE = {"type": "tool_use", "id": "t", "name": "run", "input": {"command": "ls"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "aa", "format": "wav"}}
 DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "a text"}}
 MENDED: list[tuple[str, list[dict[str, Any]]]] = [
     *(
@@ -111,6 +112,11 @@ MENDED: list[tuple[str, list[dict[str, Any]]]] = [
         [said([TEXT]), said([TEXT], "user"), said(None), {"role": "tool", "tool_call_id": "c", "content": "x"}],
     ),
     (RESPONSES, [said("x \ud83d")]),
+    (RESPONSES, [{"type": "function_call", "name": "run"}, {"type": "function_call_output", "output": "x"}]),
+    (
+        MESSAGES,
+        [said([{**USE, "type": "mcp_tool_use", "server_name": "s"}, {"type": "mcp_tool_result", "content": "x"}])],
+    ),
 ]
 
 
@@ -159,11 +165,12 @@ LOST = [
     for kind, call in (
         ("custom_tool", {"name": "patch", "input": "x"}),
         ("local_shell", {"action": {"type": "exec", "command": ["ls"], "env": {}}}),
+        ("mcp", {"name": "look", "server_label": "s", "arguments": "{}"}),
     )
 ]
 
 
-@pytest.mark.parametrize("items", LOST, ids=["custom tool", "local shell"])
+@pytest.mark.parametrize("items", LOST, ids=["custom tool", "local shell", "tool of a server"])
 async def test_an_item_that_dynamo_leaves_out_reaches_the_model(
     client: httpx.AsyncClient, items: list[dict[str, Any]]
 ) -> None:
@@ -174,7 +181,7 @@ async def test_an_item_that_dynamo_leaves_out_reaches_the_model(
 PARAMETERS: list[dict[str, Any]] = [
     {"reasoning": {"effort": "high"}, "verbosity": "low", "enable_thinking": False, "prompt_cache_retention": "24h"},
     {"stop": [], "stream_options": {"include_usage": True}, "cache_control": {"type": "ephemeral"}, "tools": []},
-    {"usage": {"include": True}, "safety_identifier": "x", "max_tokens": 4.0, "priority": 1},
+    {"usage": {"include": True}, "safety_identifier": "x", "max_tokens": 4.0, "priority": 1, "best_of": 1},
 ]
 
 
@@ -198,6 +205,12 @@ async def test_max_tool_calls_is_left_out(client: httpx.AsyncClient) -> None:
         (CHATS, {"messages": [said([TEXT, {"type": "new"}], "user")]}, "messages[0].content[1]"),
         (CHATS, {"messages": HELLO, "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         (CHATS, {"messages": HELLO, "functions": [FUNCTION]}, "functions"),
+        (CHATS, {"messages": HELLO, "functions": [{"name": "run"}]}, "functions is not supported; send tools"),
+        (CHATS, {"messages": [USER, said([SOUND], "user")]}, "messages[1].content[0]"),
+        (CHATS, {"messages": [USER, said("x", "critic")]}, "messages[1]"),
+        (RESPONSES, {"input": [USER, {"type": "function_call", "call_id": "c", "arguments": "{}"}]}, "input[1]"),
+        (RESPONSES, {"input": [USER, said([SOUND], "user")]}, "input[1].content[0]"),
+        (RESPONSES, {"input": "x", "tools": [{"type": "web_search"}]}, "tools[0]"),
         (
             CHATS,
             {

@@ -295,6 +295,18 @@ def test_calls_of_other_apis_at_messages() -> None:
     }
 
 
+def test_the_older_form_of_calls_is_not_lost() -> None:
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "run", "arguments": "{}"}},
+        {"role": "function", "name": "run", "content": "x"},
+    ]
+    assert loses_parts(CHATS, json.dumps({"messages": messages}).encode())
+    called_, told = mended(CHATS, {"messages": messages})["messages"][1:]
+    assert called_ == {"role": "assistant", "content": None, "tool_calls": [{**call("{}"), "id": "call_1_0"}]}
+    assert told == {"role": "tool", "name": "run", "tool_call_id": "call_1_0", "content": "x"}
+
+
 def test_items_among_the_messages_of_a_chat() -> None:
     item = {"type": "function_call", "call_id": "c1", "name": "run", "arguments": "{}"}
     assert message(CHATS, item) == called("{}")
