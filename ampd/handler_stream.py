@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 ItemT = TypeVar("ItemT")
@@ -31,11 +31,6 @@ MOST_JOINED_TOKENS = 64
 
 _OF_TOKENS = frozenset(("index", *_PER_TOKEN))
 """The keys of a chunk that has tokens and nothing else."""
-
-
-def never(_last: Any, _item: Any) -> bool:
-    """Join no items."""
-    return False
 
 
 def has_only_tokens(chunk: Chunk) -> bool:
@@ -65,14 +60,6 @@ class StopSignal(Protocol):
     def async_killed_or_stopped(self) -> Any:
         """A future that completes when the context is killed or stopped."""
         ...
-
-
-async def send_all(source: AsyncGenerator[ItemT, None], context: StopSignal, send: Send[ItemT]) -> None:
-    """Send the items of `source`, and close it. Nothing begins if the caller has gone already."""
-    async with aclosing(source):
-        if not context.is_stopped():
-            async for item in source:
-                send(item)
 
 
 class _Items(Generic[ItemT]):
@@ -213,7 +200,7 @@ class HandlerStream(Generic[ItemT]):
     def __init__(
         self,
         work: Work[ItemT],
-        join: Callable[[ItemT, ItemT], bool] = never,
+        join: Callable[[ItemT, ItemT], bool] = lambda _last, _item: False,
         context: StopSignal | None = None,
     ) -> None:
         # Dynamo calls a handler outside of the event loop, so nothing may start here.

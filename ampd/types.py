@@ -177,20 +177,24 @@ class PrefillTask:
 
     def postponed(self) -> PrefillTask:
         """The task after one more later task of its queue was run before it."""
-        return self._changed(self.hist_tokens, self.incr_tokens, self.postponements + 1)
+        return self._changed(self.hist_tokens, self.incr_tokens, self.arrival_s, self.postponements + 1)
 
     def with_tokens(self, hist_tokens: int, incr_tokens: int) -> PrefillTask:
         """The task with another history and another increment."""
-        return self._changed(hist_tokens, incr_tokens, self.postponements)
+        return self._changed(hist_tokens, incr_tokens, self.arrival_s, self.postponements)
 
-    def _changed(self, hist_tokens: int, incr_tokens: int, postponements: int) -> PrefillTask:
+    def shifted(self, by_s: float) -> PrefillTask:
+        """The task on a clock that shows `by_s` more."""
+        return self._changed(self.hist_tokens, self.incr_tokens, round(self.arrival_s + by_s, 6), self.postponements)
+
+    def _changed(self, hist_tokens: int, incr_tokens: int, arrival_s: float, postponements: int) -> PrefillTask:
         # Without `dataclasses.replace`, because a pick may postpone the whole queue.
         return PrefillTask(
             self.task_id,
             self.session_id,
             hist_tokens,
             incr_tokens,
-            self.arrival_s,
+            arrival_s,
             self.slo,
             postponements,
             self.session_missed,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from typing import Any, NotRequired, TypeAlias, TypedDict
 
 import msgspec
@@ -50,7 +49,7 @@ TaskMessage: TypeAlias = dict[str, Any]
 
 def encode_task(task: PrefillTask, now_s: float) -> TaskMessage:
     """A task as sent at `now_s`, on the clock of its `arrival_s`."""
-    message: TaskMessage = msgspec.to_builtins(shifted(task, -now_s))
+    message: TaskMessage = msgspec.to_builtins(task.shifted(-now_s))
     return message
 
 
@@ -60,12 +59,7 @@ def decode_task(message: TaskMessage, sent_s: float) -> PrefillTask:
     Raises:
         ValueError: a field is missing or malformed; the message names it.
     """
-    return shifted(msgspec.convert(message, PrefillTask), sent_s)
-
-
-def shifted(task: PrefillTask, by_s: float) -> PrefillTask:
-    """The task on a clock that shows `by_s` more."""
-    return replace(task, arrival_s=round(task.arrival_s + by_s, 6))
+    return msgspec.convert(message, PrefillTask).shifted(sent_s)
 
 
 def fields_of(value: Any) -> dict[str, Any]:

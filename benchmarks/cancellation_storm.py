@@ -38,7 +38,7 @@ from dynamo.runtime import Context
 
 from ampd.background_tasks import InBackground
 from ampd.call_signatures import Signer
-from ampd.handler_stream import HandlerStream, send_all
+from ampd.handler_stream import HandlerStream
 from ampd.perf.corrections import CorrectedModel
 from ampd.perf.model import PerformanceModel
 from ampd.policies import defaults
@@ -104,7 +104,7 @@ class LocalWorkers:
             await ends.stop()
 
     async def prefill(self, worker_id: str, request: Any, context: Any) -> AsyncIterator[Any]:
-        return HandlerStream(partial(send_all, self.parts[worker_id].rounds.prefill(request), context), context=context)
+        return HandlerStream(partial(self.parts[worker_id].rounds.prefill, request), context=context)
 
     async def hand_on(self, frame: Any, worker_id: str, request: Any) -> None:
         raise NotImplementedError
@@ -206,7 +206,9 @@ async def graph() -> AsyncIterator[Graph]:
                 lease_s=LEASE_S,
                 ttft=LEASE_S,  # no round is refused because of load
             )
-            coordinator = Coordinator(settings, made.workers, await store(), CoordinatorPolicies.of(settings))
+            coordinator = Coordinator(
+                settings, cast(Any, made.workers), await store(), CoordinatorPolicies.of(settings)
+            )
             await coordinator.start()
             stack.push_async_callback(coordinator.stop)
             made.coordinators.append(coordinator)

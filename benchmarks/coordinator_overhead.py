@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument(
         "--stream-tokens", type=int, nargs="+", default=[1], metavar="N", help="tokens that a worker sends together"
     )
-    parser.add_argument("--sessions", action="store_true", help="name a session in every request, ten requests each")
+    parser.add_argument("--sessions", action="store_true", help="name sessions: each client has its own, of ten rounds")
     parser.add_argument("--status-relay", action="store_true", help="measure a frontend behind the status relay, too")
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="measure the code of another checkout, too")
     parser.add_argument("--json", action="store_true", help="print one object")
@@ -229,16 +229,16 @@ async def _burst(options: argparse.Namespace, url: str, concurrency: int, number
     left = iter(range(options.requests))
     times: list[tuple[float, float]] = []
 
-    async def client() -> None:
-        for request in left:
-            base = number * 1_000_003 + (request // 10 if options.sessions else request)
+    async def client(own: int) -> None:
+        for rounds, request in enumerate(left):
+            base = number * 1_000_003 + (own * options.requests + rounds // 10 if options.sessions else request)
             headers = f"x-dynamo-session-id: s{base}\r\n" if options.sessions else ""
             prompt = [5 + (base * 7919 + position * 31) % 700 for position in range(options.prompt_tokens)]
             body = {"model": _MODEL, "prompt": prompt, "max_tokens": options.output_tokens, "stream": True}
             times.append(await timed_stream(url, body, headers))
 
     start_s = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(concurrency)))
+    await asyncio.gather(*(client(own) for own in range(concurrency)))
     wall_s = time.perf_counter() - start_s
     return Burst(
         ttft_s=statistics.median(ttft_s for ttft_s, _ in times),

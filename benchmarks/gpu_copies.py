@@ -3,29 +3,33 @@
     python -m benchmarks.gpu_copies [--models qwen3-32b llama-3.1-8b] [--tp 1 2] [--pages 16 64] [--tokens 8192]
         [--output FILE]
 
-`link`: one copy of the whole buffer, pinned and not, and pinned copies of smaller pieces. `load` and `write`: one
-rank's part of so many tokens between the store and SGLang's layout on the GPU, through `RankCopies` as a rank runs
-them, on a stream of its own. `model_ms` is the time of `PerformanceModel.reload_s`, which assumes the link at 80 % of
-its peak. `first_layer_ms`: when a prefill's first layer may begin. `beside`: how much longer matrix products take while
-loads run.
+`link`: one copy of the whole buffer, pinned and not, and pinned rows as far apart as records are. `load` and `write`:
+one rank's part of so many tokens between the store and SGLang's layout on the GPU, through `RankCopies` as a rank runs
+them. `of_link`: their rate as a share of the largest pinned copy's. `calls`: copies and kernels. `enqueue_ms`: for how
+long the thread of the engine is busy with a load. `first_layer_ms`: when a prefill's first layer may begin. `model_ms`:
+`PerformanceModel.reload_s`, which assumes the link at 80 % of its peak. `beside`: how much longer a step of matrix
+products takes where a load is started before it, and where a thread writes meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.this_gpu import DenseModel, preset
-from workers.kv.ranks.copies import RankCopies, pin
+from workers.kv.ranks import copies as engine
+from workers.kv.ranks.copies import RankCopies, copy_rows, pin
 from workers.kv.ranks.pools import attention_buffers, pool_geometry
 from workers.kv.shared import KvGeometry, StoreMemory, head_share
 
@@ -33,17 +37,24 @@ DEVICE = "cuda"
 REPEATS = 5
 LINK_BYTES = 1 << 30
 WIDTH, PRODUCTS = 4096, 300
-PIECES = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20)
+ROWS = (8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10, 2 << 20)
+DISTANCE = 4 << 20
+"""Of two rows, as of two records of Qwen3-32B."""
 
 
-def median_s(run: Callable[[], None], repeats: int = REPEATS) -> float:
+def cuda() -> Any:
+    """Torch's module for the device."""
+    return torch.get_device_module(DEVICE)
+
+
+def median_s(run: Callable[[], object], repeats: int = REPEATS) -> float:
     """Seconds of a call, with the GPU's work that it began; the first call warms up."""
     seconds = []
     for _ in range(repeats + 1):
-        torch.cuda.synchronize()
+        cuda().synchronize()
         started_s = time.perf_counter()
         run()
-        torch.cuda.synchronize()
+        cuda().synchronize()
         seconds.append(time.perf_counter() - started_s)
     return statistics.median(seconds[1:])
 
@@ -59,7 +70,7 @@ def store_of(size_bytes: int, *, pinned: bool) -> Iterator[Any]:
     try:
         yield store
     finally:
-        torch.cuda.synchronize()
+        cuda().synchronize()
         if pinned:
             torch.cuda.cudart().cudaHostUnregister(store.data_ptr())
         del store
@@ -67,31 +78,29 @@ def store_of(size_bytes: int, *, pinned: bool) -> Iterator[Any]:
 
 
 def link_rates() -> Iterator[dict[str, Any]]:
-    """Rates of plain copies."""
+    """Rates of plain copies: of everything at once, and of rows."""
     on_gpu = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=DEVICE)
     for pinned in (True, False):
         with store_of(LINK_BYTES, pinned=pinned) as store:
-            for piece in (*PIECES, LINK_BYTES) if pinned else (LINK_BYTES,):
-                # Small pieces would take seconds, at no gain of precision.
-                total = min(LINK_BYTES, 4096 * piece)
-                pairs = [(on_gpu[at : at + piece], store[at : at + piece]) for at in range(0, total, piece)]
-                for direction in ("to GPU", "to store"):
+            for row in (LINK_BYTES, *ROWS) if pinned else (LINK_BYTES,):
+                # One after the other the rows of all columns take the whole buffer.
+                distance = min(DISTANCE, LINK_BYTES)
+                shape = (1, LINK_BYTES) if row == LINK_BYTES else (LINK_BYTES // distance, min(row, distance))
+                columns = range(0, LINK_BYTES if row == LINK_BYTES else distance, shape[1])
+                gpu = [on_gpu.as_strided(shape, (shape[1], 1), at * shape[0]) for at in columns]
+                host = [store.as_strided(shape, (distance, 1), at) for at in columns]
+                for direction, pairs in (
+                    ("to GPU", list(zip(gpu, host, strict=True))),
+                    ("to store", list(zip(host, gpu, strict=True))),
+                ):
 
-                    def run(pairs: Any = pairs, to_gpu: bool = direction == "to GPU") -> None:
-                        for gpu, host in pairs:
-                            if to_gpu:
-                                gpu.copy_(host, non_blocking=True)
-                            else:
-                                host.copy_(gpu, non_blocking=True)
+                    def run(pairs: Any = pairs) -> None:
+                        for into, source in pairs:
+                            copy_rows(into, source)
 
-                    yield {
-                        "what": "link",
-                        "pinned": pinned,
-                        "piece_bytes": piece,
-                        "direction": direction,
-                        "gb_per_s": total / median_s(run) / 1e9,
-                    }
-                del pairs
+                    rate = len(pairs) * shape[0] * shape[1] / median_s(run) / 1e9
+                    yield {"what": "link", "pinned": pinned, "row_bytes": row, "direction": direction, "gb_per_s": rate}
+                del gpu, host, pairs
 
 
 def rank_copies(dense: DenseModel, tp: int, page: int, pages: int, store: Any) -> tuple[RankCopies, int]:
@@ -106,89 +115,108 @@ def rank_copies(dense: DenseModel, tp: int, page: int, pages: int, store: Any) -
     return copies, geometry.pools[0].record_bytes
 
 
-def kv_rates(dense: DenseModel, tp: int, page: int, tokens: int, *, pinned: bool = True) -> Iterator[dict[str, Any]]:
+@contextmanager
+def counted_calls() -> Iterator[list[int]]:
+    """The copies and kernels that are begun meanwhile."""
+    calls, move, copy = [0], engine.Step.move, engine.copy_rows
+
+    def counted(act: Callable[..., None], *args: Any, **more: Any) -> None:
+        calls[0] += 1
+        act(*args, **more)
+
+    patched: Any = engine
+    patched.Step.move = lambda *args, **more: counted(move, *args, **more)
+    patched.copy_rows = partial(counted, copy)
+    try:
+        yield calls
+    finally:
+        patched.Step.move, patched.copy_rows = move, copy
+
+
+def kv_rates(
+    dense: DenseModel, tp: int, page: int, tokens: int, link: dict[str, float], *, pinned: bool = True
+) -> Iterator[dict[str, Any]]:
     """One rank's load and write of `tokens` in neighbouring records, and of records in any order."""
     pages = tokens // page
     with store_of(round(dense.shape.kv_bytes_per_token) * tokens, pinned=pinned) as store:
         copies, record_bytes = rank_copies(dense, tp, page, pages, store)
-        slots, offsets = list(range(pages)), [number * record_bytes for number in range(pages)]
-        stream = torch.cuda.Stream()
-        first_s: list[float] = []
-
-        def load() -> None:
-            started_s = time.perf_counter()
-            with torch.cuda.stream(stream):
-                for layer in copies.load({"kv": (slots, offsets)}):
-                    stream.synchronize()
-                    if not layer:
-                        first_s.append(time.perf_counter() - started_s)
-
-        def write() -> None:
-            with torch.cuda.stream(stream):
-                copies.write("kv", slots, offsets)
-            stream.synchronize()
-
+        in_order = [number * record_bytes for number in range(pages)]
+        slots = torch.arange(pages, device=DEVICE)
         moved_bytes = tokens * dense.shape.kv_bytes_per_token / dense.shape.kv_shards(tp)
         model_s = moved_bytes / preset().host_bytes_per_s / 0.8
-        for name, run in (("load", load), ("write", write)):
-            seconds = median_s(run)
-            row = {
-                "what": name,
-                "pinned": pinned,
-                "model": dense.shape.name,
-                "tp": tp,
-                "page_tokens": page,
-                "tokens": tokens,
-                "ms": seconds * 1e3,
-                "gb_per_s": moved_bytes / seconds / 1e9,
-            }
-            if name == "load":
-                row |= {"model_ms": model_s * 1e3, "first_layer_ms": statistics.median(first_s[1:]) * 1e3}
-            yield row
+        common = {"pinned": pinned, "model": dense.shape.name, "tp": tp, "page_tokens": page, "tokens": tokens}
+        for order, offsets in (("neighbours", in_order), ("any", random.Random(1).sample(in_order, pages))):
+            times: list[tuple[float, float]] = []
+
+            def load(offsets: Sequence[int] = offsets, times: Any = times) -> None:
+                started_s = time.perf_counter()
+                landed = copies.load({"kv": (slots, offsets)})
+                enqueued_s = time.perf_counter() - started_s
+                landed[0].synchronize()
+                times.append((enqueued_s, time.perf_counter() - started_s))
+
+            write = partial(copies.write, "kv", range(pages), offsets)
+            for name, run, direction in (("load", load, "to GPU"), ("write", write, "to store")):
+                with counted_calls() as calls:
+                    run()
+                    cuda().synchronize()
+                seconds = median_s(run)
+                rate = moved_bytes / seconds / 1e9
+                row = {"what": name, "order": order, **common, "ms": seconds * 1e3, "gb_per_s": rate, "calls": calls[0]}
+                row["of_link"] = rate / link[direction]
+                if name == "load":
+                    enqueue_s, first_s = (statistics.median(column) for column in zip(*times[1:], strict=True))
+                    row |= {"model_ms": model_s * 1e3, "first_layer_ms": first_s * 1e3, "enqueue_ms": enqueue_s * 1e3}
+                yield row
         if pinned:
-            yield {"what": "beside", "model": dense.shape.name, "tp": tp, "page_tokens": page, **beside(load, write)}
+            begin = partial(copies.load, {"kv": (slots, in_order)})
+            write = partial(copies.write, "kv", range(pages), in_order)
+            yield {"what": "beside", "model": dense.shape.name, "tp": tp, "page_tokens": page, **beside(begin, write)}
 
 
-def beside(load: Callable[[], None], write: Callable[[], None]) -> dict[str, float]:
-    """How much longer the same matrix products take while another thread copies."""
+def beside(begin_load: Callable[[], Any], write: Callable[[], None]) -> dict[str, float]:
+    """How much longer a step takes with a load that is started before it, and while another thread writes."""
     a, b = (torch.randn(WIDTH, WIDTH, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
 
-    def compute_s() -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    def step_s(begin: Callable[[], Any] = lambda: None) -> float:
+        cuda().synchronize()
+        started_s = time.perf_counter()
+        begin()
         for _ in range(PRODUCTS):
             torch.mm(a, b)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+        ended = cuda().Event()
+        ended.record()
+        ended.synchronize()
+        return time.perf_counter() - started_s
 
-    compute_s()
-    alone_s = compute_s()
-    ratios = {}
-    for name, run in (("load", load), ("write", write)):
-        ended = threading.Event()
+    step_s()
+    alone_s = statistics.median(step_s() for _ in range(REPEATS))
+    with_load_s = statistics.median(step_s(begin_load) for _ in range(REPEATS))
+    over = threading.Event()
 
-        def copy_on(run: Callable[[], None] = run, ended: threading.Event = ended) -> None:
-            while not ended.is_set():
-                run()
+    def keep_writing() -> None:
+        while not over.is_set():
+            write()
 
-        thread = threading.Thread(target=copy_on)
-        thread.start()
-        time.sleep(0.05)
-        ratios[f"{name}_ratio"] = statistics.median(compute_s() for _ in range(3)) / alone_s
-        ended.set()
-        thread.join()
-    return ratios
+    thread = threading.Thread(target=keep_writing)
+    thread.start()
+    with_write_s = statistics.median(step_s() for _ in range(REPEATS))
+    over.set()
+    thread.join()
+    return {"step_ms": alone_s * 1e3, "load_ratio": with_load_s / alone_s, "write_ratio": with_write_s / alone_s}
 
 
 def rows(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    yield from link_rates()
+    link: dict[str, float] = {}
+    for row in link_rates():
+        link.setdefault(row["direction"], row["gb_per_s"])  # the first is the largest
+        yield row
     for name in arguments.models:
         dense = DenseModel.of(name)
         for tp in arguments.tp:
             for page in arguments.pages:
-                yield from kv_rates(dense, tp, page, arguments.tokens)
-    yield from kv_rates(DenseModel.of(arguments.models[0]), 1, arguments.pages[0], arguments.tokens, pinned=False)
+                yield from kv_rates(dense, tp, page, arguments.tokens, link)
+    yield from kv_rates(DenseModel.of(arguments.models[0]), 1, arguments.pages[0], arguments.tokens, link, pinned=False)
 
 
 def arguments_of(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -115,8 +115,7 @@ class HeadMajor:
     def load(self, slots: Sequence[int]) -> None:
         """Copy records to pages."""
         for copies in self._ranks:
-            for _ in copies.load({"kv": (slots, self._offsets)}):
-                pass
+            copies.load({"kv": (slots, self._offsets)})
 
 
 def _runs(slots: Sequence[int]) -> list[tuple[int, int, int]]:

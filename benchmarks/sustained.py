@@ -1,10 +1,11 @@
-"""Whether a load is sustained: nearly all sessions end in time, so that starving some of them serves no others."""
+"""What counts: rounds that some worker could serve on target, and loads under which nearly all sessions end in time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from ampd.types import Slo
+from ampd.perf.model import PerformanceModel
+from ampd.types import Parallelism, Slo
 from planner.layout.trial import TIME_FACTOR
 from planner.simulator.outcome import SimulatedRound
 from workloads.trace import Session
@@ -27,3 +28,19 @@ def longest_s(session: Session, slo: Slo) -> float:
 def time_at_targets_s(session: Session, slo: Slo) -> float:
     """Seconds of a session whose rounds all take exactly their targets, tools included."""
     return sum(item.tool_s + slo.ttft_s + slo.itl_s * (item.output_tokens - 1) for item in session.rounds)
+
+
+def out_of_reach(
+    session: Session, model: PerformanceModel, parallelisms: Collection[Parallelism], slo: Slo
+) -> frozenset[int]:
+    """The rounds, by index, that no idle worker with all of their history can serve on target."""
+
+    def is_on_target(hist: int, incr: int, output: int, parallelism: Parallelism) -> bool:
+        step_s = model.decode_step_s(1, hist + incr + output // 2, parallelism)
+        return model.prefill_s(hist, incr, parallelism) <= slo.ttft_s and step_s <= slo.itl_s
+
+    return frozenset(
+        index
+        for index, ((hist, incr), round_) in enumerate(zip(session.computed_tokens(), session.rounds, strict=True))
+        if not any(is_on_target(hist, incr, round_.output_tokens, each) for each in parallelisms)
+    )

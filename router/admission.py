@@ -32,7 +32,7 @@ class AdmissionGate:
         self._rounds = rounds
         self._counts = counts
 
-    def check(self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
+    def check(self, run: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float) -> None:
         """Let a round in, or not, that is about to be entered at a worker.
 
         Args:
@@ -43,7 +43,7 @@ class AdmissionGate:
         Raises:
             RoundOverloadedError: it is refused because of load.
         """
-        refusal, is_running = self._refusal(unplaced, decode, prefill, now_s)
+        refusal, is_running = self._refusal(run, decode, prefill, now_s)
         session = names.RUNNING_SESSION if is_running else names.NEW_SESSION
         self.decisions[session, names.ADMITTED if refusal is None else refusal.reason] += 1
         if refusal is not None:
@@ -51,15 +51,15 @@ class AdmissionGate:
             raise RoundOverloadedError(refusal.message, refusal.retry_after_s)
 
     def _refusal(
-        self, unplaced: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float
+        self, run: UnplacedRound, decode: WorkerView, prefill: WorkerView, now_s: float
     ) -> tuple[Refusal | None, bool]:
         """(why it is not taken, whether its session is in progress)."""
-        is_bound = unplaced.binding is not None or unplaced.goes_on
+        is_bound = run.binding is not None or run.goes_on
         owners = () if is_bound else self._view.decode()
-        is_running = is_in_progress(unplaced.session_id, owners, is_bound=is_bound)
+        is_running = is_in_progress(run.session_id, owners, is_bound=is_bound)
         return self._admission.refusal(
             AdmissionSituation(
-                prompt_tokens=unplaced.request.prompt_tokens,
+                prompt_tokens=run.request.prompt_tokens,
                 is_running=is_running,
                 decode=decode,
                 prefill=prefill,

@@ -37,24 +37,8 @@ class CallContext(TracedContext, Protocol):
     def async_killed_or_stopped(self) -> asyncio.Future[bool]: ...
 
 
-class WorkerCalls(Protocol):
-    """The workers of a graph, by worker id. All methods may raise `WorkerLostError`."""
-
-    async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
-        """Start a round on a decode worker."""
-        ...
-
-    async def hand_on(self, frame: Frame, worker_id: str, request: Mapping[str, Any]) -> None:
-        """Let a decode worker answer a frontend's request; returns when it has taken it."""
-        ...
-
-    async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
-        """Ask a worker about its KV."""
-        ...
-
-
-class DynamoCalls:
-    """`WorkerCalls` over Dynamo clients.
+class WorkerCalls:
+    """The workers of a graph, by worker id. All methods may raise `WorkerLostError`.
 
     Args:
         clients: by endpoint.
@@ -67,18 +51,21 @@ class DynamoCalls:
         self._frames = WorkerFrames(clients[GENERATE_ENDPOINT], signer)
 
     @classmethod
-    async def connect(cls, runtime: Any, namespace: str, signer: Signer) -> DynamoCalls:
+    async def connect(cls, runtime: Any, namespace: str, signer: Signer) -> WorkerCalls:
         """Clients of the endpoints of a namespace's workers."""
         names = (GENERATE_ENDPOINT, KV_ENDPOINT)
         return cls({name: await runtime.endpoint(f"{namespace}.{COMPONENT}.{name}").client() for name in names}, signer)
 
     async def generate(self, worker_id: str, request: Mapping[str, Any], context: CallContext) -> AsyncIterator[Chunk]:
+        """Start a round on a decode worker."""
         return await self._start(GENERATE_ENDPOINT, worker_id, request, context)
 
     async def hand_on(self, frame: Frame, worker_id: str, request: Mapping[str, Any]) -> None:
+        """Let a decode worker answer a frontend's request; returns when it has taken it."""
         await self._frames.send(frame, worker_id, request, ACKNOWLEDGED_S)
 
     async def kv(self, worker_id: str, request: KvRequest, timeout_s: float) -> KvReply:
+        """Ask a worker about its KV."""
         context = context_for_call(_CALLER) or Context()
         try:
             async with asyncio.timeout(timeout_s):

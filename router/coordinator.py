@@ -98,7 +98,12 @@ class Coordinator:
         self._background = BackgroundTasks(_MOST_BACKGROUND_TASKS)
         self.failures: Counter[int] = Counter()
         self.counts = Counts()
-        limits = _session_limits(settings)
+        limits = SessionLimits(
+            ttl_s=settings.session_ttl_s,
+            first_ttl_s=settings.session_first_ttl_s,
+            per_graph=settings.max_sessions,
+            per_tenant=settings.max_sessions_per_tenant,
+        )
         self._own = OwnGraph(tokenizer)
         sessions = SessionMemory(_CONTEXT_MEMORY_BYTES, limits, clock)
         self.branches = SessionBranches(sessions, limits.new_ttl_s, clock)
@@ -202,8 +207,12 @@ class Coordinator:
         """Serve one round: Dynamo's handler. A round that fails ends with an `error_chunk`."""
         return HandlerStream(partial(self._serve, request, context), join_chunks)
 
-    async def take(self, frame: Frame) -> bool:
-        """Hand a frontend's request on to the worker that answers it. False: `generate` is to answer."""
+    async def take(self, frame: Frame, taken: Callable[[], None]) -> bool:
+        """Hand a frontend's request on to the worker that answers it. False: `generate` is to answer.
+
+        Args:
+            taken: called when a worker has the request, so that the end of this process does not lose it.
+        """
         trace = tracing.begin(frame)
         try:
             wanted = self._read(frame.request(), frame)
@@ -213,6 +222,7 @@ class Coordinator:
                 run = await self._begin(wanted, frame.id())
                 if not await run.give(partial(self._calls.hand_on, frame), frame.is_stopped):
                     return False
+                taken()
                 if await run.until_answered():
                     return True
         except RoundRefusedError as error:
@@ -251,8 +261,8 @@ class Coordinator:
         before = await self._ends.before(request_id)
         run = RoundRun(wanted, request_id, self._services, before)
         if (trace := tracing.current()) is not None:
-            trace.of_session(run.session_name)
-        if before is None and not (run.is_named or wanted.continued_tokens):
+            trace.of_session(run.request.client_session_id or run.session_id)
+        if before is None and not (run.request.is_named or wanted.continued_tokens):
             self._count_unnamed()  # another coordinator has counted a continued one
         return run
 
@@ -280,15 +290,6 @@ class Coordinator:
         await self._services.end_session(request.session_id, request.tenant, set())
         usage = merged_usage(None, request.prompt_tokens, 0, None)
         return {"token_ids": [], "finish_reason": "length", "completion_usage": usage}
-
-
-def _session_limits(settings: CoordinatorSettings) -> SessionLimits:
-    return SessionLimits(
-        ttl_s=settings.session_ttl_s,
-        first_ttl_s=settings.session_first_ttl_s,
-        per_graph=settings.max_sessions,
-        per_tenant=settings.max_sessions_per_tenant,
-    )
 
 
 def _pools_keeper(

@@ -52,7 +52,6 @@ _CONNECT_S = 5.0
 _BACKLOG = 1024
 _MOST_BYTES = 256 << 20
 """Dynamo's own bound is lower, unless it was raised."""
-_TAKEN = b""
 
 _ATTACH_FILTER = 51
 """SO_ATTACH_REUSEPORT_CBPF, which Python does not name."""
@@ -309,6 +308,9 @@ class Answer:
         self._connection = connection
         self.error: bytes | None = None
 
+    def take(self) -> None:
+        self.give(b"")
+
     def give(self, error: bytes) -> None:
         if self.error is None:
             self.error = error
@@ -366,13 +368,14 @@ class FrameServer:
     server accepted before.
 
     Args:
-        take: decides about a request. True: it was handed on. False: Dynamo's handler gets it.
+        take: decides about a request, and calls its second argument when the frontend may rely on it. True: it was
+            handed on. False: Dynamo's handler gets it.
 
     Attributes:
         off_reason: why no request is taken; empty: they are.
     """
 
-    def __init__(self, take: Callable[[Frame], Awaitable[bool]]) -> None:
+    def __init__(self, take: Callable[[Frame, Callable[[], None]], Awaitable[bool]]) -> None:
         self._take = take
         self._own = Connection()
         self._server: asyncio.Server | None = None
@@ -430,10 +433,10 @@ class FrameServer:
         return FrontendConnection(lambda frame, answer: self._tasks.spawn(self._serve(frame, answer)), self._frontends)
 
     async def _serve(self, raw: RawFrame, answer: Answer) -> None:
-        late = asyncio.get_running_loop().call_later(_PATIENCE_S, answer.give, _TAKEN)
+        late = asyncio.get_running_loop().call_later(_PATIENCE_S, answer.take)
         try:
-            if await self._was_taken(raw):
-                answer.give(_TAKEN)
+            if await self._was_taken(raw, answer):
+                answer.take()
                 return
         finally:
             late.cancel()
@@ -442,12 +445,12 @@ class FrameServer:
         except ConnectionError:
             answer.fail()
 
-    async def _was_taken(self, raw: RawFrame) -> bool:
+    async def _was_taken(self, raw: RawFrame, answer: Answer) -> bool:
         try:
             if raw.path == self._check_path:
                 return await self._hand_to_self(Frame(raw))
             if raw.path == self._path and not self.off_reason:
-                return await self._take(Frame(raw))
+                return await self._take(Frame(raw), answer.take)
         except FrameError as error:
             self._fault = error
         except Exception:

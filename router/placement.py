@@ -24,6 +24,7 @@ from ampd.serving.placement import (
     readable,
     with_room,
 )
+from ampd.state.known_worker import PUBLISH_INTERVAL_S
 from ampd.state.redis_store import StateStore
 from ampd.state.store import (
     Binding,
@@ -84,6 +85,8 @@ log = logging.getLogger(__name__)
 _CONFLICTS = 16
 _COUNTED_S = 0.3
 """In which a coordinator has counted the death of a worker."""
+_BEHIND_S = PUBLISH_INTERVAL_S
+"""By then the worker has published the round itself."""
 _STORE_RETRY_S = 10.0
 """Rounds call a lost store again after this time even if no heartbeat has been answered."""
 
@@ -151,6 +154,7 @@ class Placer:
         self._foreign = ForeignWorkers(view.knows)
         self._store_retry_s = float("-inf")
         self._is_alone = False
+        self._behind: list[RouteWrite] = []
         self._name = uuid4().hex
 
     def suspect(self, worker_id: str) -> None:
@@ -162,59 +166,59 @@ class Placer:
         """This coordinator's heartbeat was written: rounds use the store again if they had lost it."""
         self._store_retry_s = float("-inf")
 
-    async def place(self, unplaced: UnplacedRound) -> Placement:
+    async def place(self, run: UnplacedRound) -> Placement:
         """Decide and write. If another replica was faster, decide again.
 
         Raises:
             RoundRefusedError: 429 because of load or of too many sessions, 503 without a live decode worker that may
                 continue the round, 500 if workers died under the prompt, 400 if it does not fit.
         """
-        known, is_admitted, move_reason = unplaced.binding, unplaced.is_admitted, ""
+        known, is_admitted, move_reason = run.binding, run.is_admitted, ""
         for _ in range(_CONFLICTS):
-            decode = await self._bound(unplaced, known) if known else None
-            if decode is None or not may_continue(unplaced.request.continued_mark, decode):
-                decode = self._bind(unplaced, known)
+            decode = await self._bound(run, known) if known else None
+            if decode is None or not may_continue(run.request.continued_mark, decode):
+                decode = self._bind(run, known)
                 if known is not None:
                     known = await self._rebind(known, decode.worker_id)
                     if known.worker_id != decode.worker_id:
                         continue
-            _with_room(unplaced, [decode])
-            plan = await self._plan(unplaced, known, decode)
+            _with_room(run, [decode])
+            plan = await self._plan(run, known, decode)
             if not is_admitted:
                 prefill = self._view.worker(plan.decision.worker_id) or plan.decode
-                self._gate.check(unplaced, plan.decode, prefill, self._clock())
+                self._gate.check(run, plan.decode, prefill, self._clock())
                 is_admitted = True
             if known is not None and plan.move_reason:
                 # Planned again: another replica may have moved the session there before, with a longer history.
-                unplaced.may_move, unplaced.holder = False, known.worker_id
+                run.may_move, run.holder = False, known.worker_id
                 known = await self._move(known, plan)
                 move_reason = plan.move_reason if known.worker_id == plan.decode.worker_id else ""
                 continue
             if move_reason:
-                plan = await self._moved(unplaced, plan, move_reason)
+                plan = await self._moved(run, plan, move_reason)
             was_alone = not self._store_answers()
-            if known is not None and not was_alone and _stays(unplaced, known, plan):
+            if known is not None and not was_alone and _stays(run, known, plan):
                 self._view.apply(TaskQueued(plan.decision.worker_id, plan.task))
-                self._spawn(self._write_behind(unplaced, known, plan))
+                self._refresh(self._written(run, known, plan, None))
                 return self._placed(Placement(known, plan, True))
-            outcome = await self._write(unplaced, known, plan)
+            outcome = await self._write(run, known, plan)
             if outcome is None:
                 if known is None and not was_alone and not self._store_answers():
                     continue  # bind again, as the other replicas do without the store
                 # Nobody else can enter it here, and what waits must keep others out.
                 self._view.apply(TaskQueued(plan.decision.worker_id, plan.task))
-                alone = known or Binding(unplaced.session_id, decode.worker_id, 0)
-                return self._placed(Placement(alone, plan, False, _is_new(unplaced, known, decode)))
+                alone = known or Binding(run.session_id, decode.worker_id, 0)
+                return self._placed(Placement(alone, plan, False, _is_new(run, known, decode)))
             if outcome.accepted:
                 self._view.apply(TaskQueued(plan.decision.worker_id, plan.task))
-                is_new = _is_new(unplaced, known, decode)
+                is_new = _is_new(run, known, decode)
                 return self._placed(Placement(outcome.binding, plan, True, is_new))
             if known is not None:
                 # Another replica has moved the session since it was served here, so it rests where it is. Its old owner
                 # still has what that move has not brought.
-                unplaced.may_move, unplaced.holder = False, unplaced.holder or known.worker_id
+                run.may_move, run.holder = False, run.holder or known.worker_id
             known, move_reason = outcome.binding, ""
-        raise RoundRefusedError(503, f"session {unplaced.session_id!r} is being moved between workers; try again")
+        raise RoundRefusedError(503, f"session {run.session_id!r} is being moved between workers; try again")
 
     def _placed(self, placement: Placement) -> Placement:
         if placement.is_new_session:
@@ -225,9 +229,9 @@ class Placer:
 
     # -- the decode worker
 
-    async def _bound(self, unplaced: UnplacedRound, known: Binding) -> WorkerView | None:
+    async def _bound(self, run: UnplacedRound, known: Binding) -> WorkerView | None:
         """The bound worker if it can be used; None if the session must move."""
-        if known.worker_id in unplaced.lost:
+        if known.worker_id in run.avoided:
             return None
         if found := self._view.worker(known.worker_id):
             return found
@@ -253,15 +257,15 @@ class Placer:
         self._gone_until_s = {gone: until_s for gone, until_s in self._gone_until_s.items() if until_s > now_s}
         self._gone_until_s[worker_id] = now_s + self._suspect_s
 
-    def _bind(self, unplaced: UnplacedRound, known: Binding | None) -> WorkerView:
+    def _bind(self, run: UnplacedRound, known: Binding | None) -> WorkerView:
         decode = self._view.decode()
         self._foreign.note_decode(decode)
-        live = [view for view in decode if view.worker_id not in unplaced.lost]
+        live = [view for view in decode if view.worker_id not in run.avoided]
         if decode and not live:
             raise RoundRefusedError(503, "every decode worker has failed or refused this round; send it again later")
         if not live:
             raise RoundRefusedError(503, "no live decode worker; try again when one has started")
-        able = [view for view in live if may_continue(unplaced.request.continued_mark, view)]
+        able = [view for view in live if may_continue(run.request.continued_mark, view)]
         if not able:
             # One answer must not come from two models, or from two tokenizers.
             raise RoundRefusedError(
@@ -269,14 +273,14 @@ class Placer:
                 "the decode worker was lost in the middle of the output, and all others have other weights or "
                 "settings; send the request again",
             )
-        roomy = _with_room(unplaced, able)
-        held = {view.worker_id: view.held_tokens.get(unplaced.session_id, 0) for view in roomy if known is None}
+        roomy = _with_room(run, able)
+        held = {view.worker_id: view.held_tokens.get(run.session_id, 0) for view in roomy if known is None}
         if any(held.values()):
             # Another replica served the session, and the store may be away or may have lost the binding.
             return max(roomy, key=lambda view: (held[view.worker_id], view.worker_id))
         if not self._store_answers():
-            return deterministic_choice(unplaced.session_id, roomy)
-        chosen = self._policies.bind(_task(unplaced, 0), roomy, self._clock(), unplaced.history.shared(roomy))
+            return deterministic_choice(run.session_id, roomy)
+        chosen = self._policies.bind(_task(run, 0), roomy, self._clock(), run.history.shared(roomy))
         return next(view for view in roomy if view.worker_id == chosen)
 
     async def _rebind(self, known: Binding, worker_id: str) -> Binding:
@@ -304,84 +308,74 @@ class Placer:
             self._lost_store(error)
         return None
 
-    async def _moved(self, unplaced: UnplacedRound, plan: Plan, reason: str) -> Plan:
+    async def _moved(self, run: UnplacedRound, plan: Plan, reason: str) -> Plan:
         """The plan of a session that has moved; without the reason if another replica had moved it there before."""
-        before = self._before(unplaced, plan.decode)
-        if before is not None and await unplaced.history.held_by(plan.decode) > await unplaced.history.held_by(before):
+        before = self._before(run, plan.decode)
+        if before is not None and await run.history.held_by(plan.decode) > await run.history.held_by(before):
             return plan
         # The old owner may hold more than is known here. It is asked to drop its copy in any case.
         return replace(plan, move_reason=reason, holder=before)
 
     # -- the route
 
-    async def _plan(self, unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> Plan:
+    async def _plan(self, run: UnplacedRound, known: Binding | None, decode: WorkerView) -> Plan:
         """The round's route at the owner of its session, or at a new owner if a move pays."""
-        held_tokens, holder = await self._history(unplaced, decode)
+        held_tokens, holder = await self._history(run, decode)
         prefill = self._view.prefill()
         self._foreign.note(decode, prefill)
         return self._policies.plan(
             PlanSituation(
-                task=_task(unplaced, held_tokens),
+                task=_task(run, held_tokens),
                 decode=decode,
                 prefill=prefill,
                 now_s=self._clock(),
-                shared_tokens=unplaced.history.shared,
-                lost=unplaced.lost,
-                local_only=unplaced.local_only,
+                shared_tokens=run.history.shared,
+                lost=run.avoided,
+                local_only=run.local_only,
                 holder=holder,
-                moving=self._moving(unplaced) if known is not None and self._store_answers() else None,
+                moving=self._moving(run) if known is not None and self._store_answers() else None,
             )
         )
 
-    def _moving(self, unplaced: UnplacedRound) -> Moving | None:
+    def _moving(self, run: UnplacedRound) -> Moving | None:
         """How the session of a round may move; None: it stays."""
-        if self._moves == "never" or not unplaced.may_move:
+        if self._moves == "never" or not run.may_move:
             return None
         return Moving(
             moves=self._moves,
             owners=self._view.decode,
-            context_tokens=unplaced.request.prompt_tokens + 1,
-            moved_s=unplaced.session.moved_s,
+            context_tokens=run.request.prompt_tokens + 1,
+            moved_s=run.session.moved_s,
         )
 
-    async def _history(self, unplaced: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
+    async def _history(self, run: UnplacedRound, decode: WorkerView) -> tuple[int, WorkerView | None]:
         """(tokens of the prompt with KV at their holder, the holder if it is not the decode worker)."""
-        held_tokens = await unplaced.history.held_by(decode)
-        holder = self._before(unplaced, decode)
-        if holder is None or (there_tokens := await unplaced.history.held_by(holder)) <= held_tokens:
+        held_tokens = await run.history.held_by(decode)
+        holder = self._before(run, decode)
+        if holder is None or (there_tokens := await run.history.held_by(holder)) <= held_tokens:
             return held_tokens, None
         return there_tokens, holder
 
-    def _before(self, unplaced: UnplacedRound, decode: WorkerView) -> WorkerView | None:
+    def _before(self, run: UnplacedRound, decode: WorkerView) -> WorkerView | None:
         """The owner that the session has left, if the decode worker can read its KV."""
-        before = unplaced.holder
-        if before is None or before == decode.worker_id or before in unplaced.lost:
+        before = run.holder
+        if before is None or before == decode.worker_id or before in run.avoided:
             return None
         holder = self._view.worker(before)
         return holder if holder is not None and readable(decode, [holder]) else None
 
     # -- the write
 
-    async def _write(self, unplaced: UnplacedRound, known: Binding | None, plan: Plan) -> RouteOutcome | None:
+    async def _write(self, run: UnplacedRound, known: Binding | None, plan: Plan) -> RouteOutcome | None:
         """The store's answer; None if the store is lost."""
         if not self._store_answers():
             return None
-        epoch = known.epoch if known else 0
-        decision, task = plan.decision, plan.task
-        write = RouteWrite(
-            unplaced.session_id,
-            plan.decode.worker_id,
-            epoch,
-            decision.worker_id,
-            task,
-            unplaced.request.tenant,
-            ends_session=unplaced.request.ends_session,
-            prompt_digest=unplaced.prompt_digest,
-            request_id=unplaced.request_id,
-            asker=self._name if unplaced.request_id else "",
-        )
+        write = self._written(run, known, plan, plan.task)
         try:
             outcome = await self._route(write)
+        except asyncio.CancelledError:
+            self._spawn(self._undone(write, plan.task.task_id))
+            raise
         except TooManySessionsError as error:
             raise RoundOverloadedError(f"{error}; end sessions, or try again later", _SESSION_RETRY_S) from None
         except FatalRequestError as error:
@@ -398,6 +392,20 @@ class Placer:
             log.warning("shared state answers again: bindings are shared with the other coordinators")
         return outcome
 
+    def _written(self, run: UnplacedRound, known: Binding | None, plan: Plan, task: PrefillTask | None) -> RouteWrite:
+        return RouteWrite(
+            run.session_id,
+            plan.decode.worker_id,
+            known.epoch if known else 0,
+            plan.decision.worker_id,
+            task,
+            run.request.tenant,
+            ends_session=run.request.ends_session,
+            prompt_digest=run.deaths.prompt_digest if task else "",  # the refusal of what was given comes too late
+            request_id=run.request_id,
+            asker=self._name if run.request_id else "",
+        )
+
     async def _route(self, write: RouteWrite) -> RouteOutcome:
         """Write; after a while if the request was at another coordinator, which counts the death of its worker."""
         try:
@@ -406,12 +414,31 @@ class Placer:
             await asyncio.sleep(_COUNTED_S)
             return await self._store.route(write, self._limits)
 
-    async def _write_behind(self, unplaced: UnplacedRound, known: Binding, plan: Plan) -> None:
-        """Write what does not wait for its write."""
-        with suppress(RoundRefusedError):
-            outcome = await self._write(unplaced, known, plan)
-            if outcome is not None and not outcome.accepted:
-                self._rebound(outcome.binding)
+    async def _undone(self, write: RouteWrite, task_id: str) -> None:
+        """Undo a write whose client left meanwhile, because the shared state may have it already."""
+        with suppress(StateUnavailableError):
+            await self._store.finish_tasks(write.queue_worker_id, [task_id])
+            if write.ends_session:
+                await self._store.end_session(write.session_id, write.tenant)
+
+    def _refresh(self, write: RouteWrite) -> None:
+        """Write what no round waits for, soon and together with others."""
+        if not self._behind:
+            asyncio.get_running_loop().call_later(_BEHIND_S, self._write_behind)
+        self._behind.append(write)
+
+    def _write_behind(self) -> None:
+        writes, self._behind = self._behind, []
+        self._spawn(self._refreshed(writes))
+
+    async def _refreshed(self, writes: Sequence[RouteWrite]) -> None:
+        try:
+            for binding in await self._store.refresh(writes, self._limits):
+                self._rebound(binding)
+        except StateSlowError as error:
+            log.warning("%s; %d rounds go on without it", error, len(writes))
+        except StateUnavailableError as error:
+            self._lost_store(error)
 
     def _store_answers(self) -> bool:
         """False after a failure until a heartbeat is answered, because otherwise rounds would wait for the timeout."""
@@ -424,48 +451,48 @@ class Placer:
             log.warning("%s; going on with the last view, new sessions are bound by their name's hash", error)
 
 
-def _stays(unplaced: UnplacedRound, known: Binding, plan: Plan) -> bool:
+def _stays(run: UnplacedRound, known: Binding, plan: Plan) -> bool:
     """Whether the owner of the session, which still holds its KV, prefills the round itself, as it did the last one.
 
-    It is the next to know of the round, so it need not wait until all others do. If workers died under the prompt, the
-    session's last round was not completed.
+    It is the next to know of the round, and tells all others when it publishes. So the round waits for no write, and
+    the write enters no task. If workers died under the prompt, the session's last round was not completed.
     """
     is_local = known.worker_id == plan.decode.worker_id == plan.decision.worker_id
     return (
         is_local
-        and known is unplaced.binding
-        and unplaced.session.is_settled
-        and plan.decode.held_tokens.get(unplaced.session_id, 0) > 0
+        and known is run.binding
+        and run.session.is_settled
+        and plan.decode.held_tokens.get(run.session_id, 0) > 0
     )
 
 
-def _is_new(unplaced: UnplacedRound, known: Binding | None, decode: WorkerView) -> bool:
+def _is_new(run: UnplacedRound, known: Binding | None, decode: WorkerView) -> bool:
     """A session that another replica bound to the same worker is not known here, but that worker holds some of it."""
-    return known is None and not decode.held_tokens.get(unplaced.session_id)
+    return known is None and not decode.held_tokens.get(run.session_id)
 
 
-def _task(unplaced: UnplacedRound, held_tokens: int) -> PrefillTask:
+def _task(run: UnplacedRound, held_tokens: int) -> PrefillTask:
     return prefill_task(
         uuid4().hex,
-        unplaced.session_id,
-        unplaced.request.prompt_tokens,
+        run.session_id,
+        run.request.prompt_tokens,
         held_tokens,
-        arrival_s=unplaced.arrival_s,
-        slo=unplaced.request.slo,
-        session_missed=unplaced.session.has_missed,
-        has_output=unplaced.request.has_output,
+        arrival_s=run.arrival_s,
+        slo=run.request.slo,
+        session_missed=run.session.has_missed,
+        has_output=run.request.has_output,
     )
 
 
-def _with_room(unplaced: UnplacedRound, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
+def _with_room(run: UnplacedRound, workers: Sequence[WorkerView]) -> Sequence[WorkerView]:
     """The workers with room for the prompt and a token of output. Refuses the round if there are none."""
     try:
-        return with_room(unplaced.request.prompt_tokens + 1, workers)
+        return with_room(run.request.prompt_tokens + 1, workers)
     except ContextTooLongError as error:
         raise RoundRefusedError(
             400,
             # Agents look for these two names of the error, and shorten their context then.
-            f"prompt is too long: {unplaced.request.prompt_tokens} tokens; the maximum context length is "
+            f"prompt is too long: {run.request.prompt_tokens} tokens; the maximum context length is "
             f"{error.limit_tokens} tokens (prompt and output together); send a shorter prompt",
         ) from None
 

@@ -19,7 +19,7 @@ from ampd.telemetry.metrics import exposition
 from ampd.telemetry.metrics.exposition import ProcessCollector, expose
 from ampd.telemetry.metrics.names import Process
 from ampd.wire import COORDINATOR_COMPONENT, COORDINATOR_ENDPOINT
-from router.calls import DynamoCalls
+from router.calls import WorkerCalls
 from router.coordinator import Coordinator
 from router.coordinator_metrics import CoordinatorReader, RoundRecorder
 from router.coordinator_publisher import CoordinatorViewPublisher, CoordinatorViewReader
@@ -49,7 +49,7 @@ async def serve_coordinator(
     try:
         endpoint = _endpoint(runtime, settings)
         signer = Signer(keys, f"{COORDINATOR_COMPONENT}-{endpoint.connection_id():x}")
-        calls = await DynamoCalls.connect(runtime, settings.namespace, signer)
+        calls = await WorkerCalls.connect(runtime, settings.namespace, signer)
         process = CoordinatorProcess(runtime, settings, card, policies, store, calls)
         await process.run(keys)
     finally:
@@ -70,7 +70,7 @@ class CoordinatorProcess:
         card: ModelCard,
         policies: CoordinatorPolicies,
         store: StateStore,
-        calls: DynamoCalls,
+        calls: WorkerCalls,
     ) -> None:
         self._runtime = runtime
         self._settings = settings

@@ -193,26 +193,26 @@ def _parsed(request: Mapping[str, Any], limits: TargetLimits, vocabulary_size: i
         raise RoundRefusedError(400, str(error)) from None
     before = continued(request)
     if before is not None:
-        request = _continued(request, before.tokens)
+        request = _continued(request, before[0])
     agent = request.get("agent_context") or {}
     stops = request.get("stop_conditions") or {}
     named = _session_id(agent)
     _count(stops, "min_tokens")
-    targets = limits.of(request)
+    slo, clamped_targets = limits.of(request)
     return RoundRequest(
         session_id=f"single-{uuid4().hex}" if named is None else session_key(tenant, named),
         client_session_id=named,
         tenant=tenant,
         is_final=bool(agent.get("session_final")),
         prompt=prompt,
-        slo=targets.slo,
+        slo=slo,
         max_tokens=_count(stops, "max_tokens"),
         choices=_choices(request.get("sampling_options") or {}),
         wants_record=_wants_record(request),
         uncarried=uncarried_option(request),
-        continued_tokens=before.tokens if before else 0,
-        continued_mark=before.fingerprint_mark if before else 0,
-        clamped_targets=targets.clamped,
+        continued_tokens=before[0] if before else 0,
+        continued_mark=before[1] if before else 0,
+        clamped_targets=clamped_targets,
         engine_request=_engine_request(request),
     )
 
@@ -301,31 +301,22 @@ _RETURNED_LINK = "migration_link"
 _MARK_SHIFT, _MOST = 32, 1 << 64
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
-    """What came out of a round before a process was lost.
+def link(trace_id: str | None, prompt_tokens: int, fingerprint_mark: int = 0) -> dict[str, str]:
+    """What a round's first chunk carries. `prompt_tokens`: of the client's own prompt."""
+    return {"trace_id": trace_id or uuid4().hex, "span_id": f"{fingerprint_mark:08x}{prompt_tokens:08x}"}
+
+
+def continued(request: Mapping[str, Any]) -> tuple[int, int] | None:
+    """What came out of a round before a process was lost; None: the request is new.
 
     The frontend (`--migration-limit`) sends the request again with the tokens that had come out at the end of the
     prompt, and `max_tokens` reduced. It marks such a request only for tracing: a chunk's `worker_trace_link` comes back
     as the request's `migration_link`. Each first chunk therefore carries a link. The span id has 32 bits of the
     fingerprint of the weights (`router.fingerprints.mark_of`) and the length of the prompt.
 
-    Attributes:
-        tokens: at the end of the prompt, which are its output.
-        fingerprint_mark: of the weights that the output came from; 0: they are not known.
-    """
-
-    tokens: int
-    fingerprint_mark: int
-
-
-def link(trace_id: str | None, prompt_tokens: int, fingerprint_mark: int = 0) -> dict[str, str]:
-    """What a round's first chunk carries. `prompt_tokens`: of the client's own prompt."""
-    return {"trace_id": trace_id or uuid4().hex, "span_id": f"{fingerprint_mark:08x}{prompt_tokens:08x}"}
-
-
-def continued(request: Mapping[str, Any]) -> Continued | None:
-    """What came out of a round before; None: the request is new.
+    Returns:
+        The tokens at the end of the prompt that are its output, and the mark of the weights that they came from (0:
+        they are not known).
 
     Raises:
         ValueError, TypeError, KeyError: the link is not one of `link`.
@@ -340,4 +331,4 @@ def continued(request: Mapping[str, Any]) -> Continued | None:
     tokens = len(request["token_ids"]) - prompt_tokens
     if tokens < 0:
         raise ValueError(f"{_RETURNED_LINK} names a longer prompt")
-    return Continued(tokens, mark)
+    return tokens, mark

@@ -26,14 +26,9 @@ _MEASURED = (
 
 def log_placed(wanted: RoundLog, record: DecisionRecord) -> None:
     """Log a decision and its estimates. A round whose worker is lost is placed, and logged, again."""
-    log_fields(
-        log,
-        wanted.step_level,
-        "round placed",
-        **_chosen(record, _PLACED),
-        ttft_target_s=record.slo.ttft_s,
-        itl_target_s=record.slo.itl_s,
-    )
+    if log.isEnabledFor(wanted.step_level):
+        targets = {"ttft_target_s": record.slo.ttft_s, "itl_target_s": record.slo.itl_s}
+        log_fields(log, wanted.step_level, "round placed", **_chosen(record, _PLACED), **targets)
 
 
 def end_logger(wanted: RoundLog) -> Observer:

@@ -94,7 +94,7 @@ class Services:
         )
 
 
-class RoundRun:
+class RoundRun(UnplacedRound):
     """The life of one round. However it ends, no queued task stays behind.
 
     `_unreached` is the placement whose task may not have reached its worker, because no output of it is known yet. It
@@ -116,28 +116,37 @@ class RoundRun:
     ) -> None:
         self._found: Found = services.branches.begin(request) if before is None else before._found
         named = self._found.request
-        request = replace(request, session_id=named.session_id, client_session_id=named.client_session_id)
-        self._request = request
-        self.request_id = request_id
+        if named.session_id != request.session_id:
+            request = replace(request, session_id=named.session_id, client_session_id=named.client_session_id)
+        self.request, self.request_id, self.goes_on = request, request_id, self._found.goes_on
         self._services = services
         self._before_tokens = 0
-        self._session = services.sessions.find(request.session_id)
+        self.session = services.sessions.find(request.session_id)
         if before is None:
-            self._arrival_s = services.clock()
-            self._record = _new_record(request, request_id, services.policy)
-            self._deaths = RequestDeaths(services.deaths, request)
-            self._lost: set[str] = set()
+            self.arrival_s = services.clock()
+            trace = tracing.current()
+            self._record = DecisionRecord(
+                session_id=request.client_session_id or request.session_id,
+                policy=services.policy,
+                slo=request.slo,
+                session_key=request.session_id,
+                request_id=trace.request_id if trace else request_id,
+                trace_id=trace.trace_id if trace else None,
+                clamped_targets=request.clamped_targets,
+            )
+            self.deaths = RequestDeaths(services.deaths, request)
+            self.avoided = set()
             self._untaken = 0
             self._last_error: Exception | None = None
-            self._holder = self._session.holder
+            self.holder = self.session.holder
             self._kv_source: str | None = None
             self._placement: Placement | None = None
         else:
             self._inherit(before)
-        self._history = PromptHistory(
+        self.history = PromptHistory(
             request,
             self._record,
-            self._session,
+            self.session,
             services.access,
             services.page_size_tokens,
             services.prefixes,
@@ -155,27 +164,17 @@ class RoundRun:
 
     def _inherit(self, before: RoundRun) -> None:
         """Go on from where the earlier try was lost. A round without output still counts from its first arrival."""
-        has_output = self._request.has_output
-        self._arrival_s = self._services.clock() if has_output else before._arrival_s
-        self._before_tokens = self._request.continued_tokens
-        self._record, self._deaths = before._record, before._deaths
+        has_output = self.request.has_output
+        self.arrival_s = self._services.clock() if has_output else before.arrival_s
+        self._before_tokens = self.request.continued_tokens
+        self._record, self.deaths = before._record, before.deaths
         self._record.ttft_s, self._record.itl_s, self._record.output_tokens = None, None, self._before_tokens
-        self._lost, self._last_error, self._holder = before._lost, before._last_error, before._holder
+        self.avoided, self._last_error, self.holder = before.avoided, before._last_error, before.holder
         self._untaken = before._untaken
         self._placement = before._placement
         # A prefill worker of the round still has the whole context: the next decode worker reads it from there.
         source = before._kv_source if has_output else None
-        self._kv_source = None if source in self._lost else source
-
-    @property
-    def is_named(self) -> bool:
-        """Whether its session has a name, from its client or because it continues an earlier round."""
-        return self._request.is_named
-
-    @property
-    def session_name(self) -> str:
-        """The name of its session in logs."""
-        return self._request.client_session_id or self._request.session_id
+        self._kv_source = None if source in self.avoided else source
 
     @property
     def worker_id(self) -> str:
@@ -186,11 +185,6 @@ class RoundRun:
     def is_over(self) -> bool:
         """Whether no worker has the round."""
         return self._over.is_set()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether every choice has ended by itself."""
-        return self.end is not None and self.end.outcome == "complete"
 
     async def until_answered(self) -> bool:
         """Wait for a sign of life of its worker. False: the worker was lost before it had a connection to the frontend.
@@ -222,7 +216,7 @@ class RoundRun:
         """
         is_given = is_dropped = False
         try:
-            await self._deaths.check()
+            await self.deaths.check()
             self._check_retries()
             while not is_given and not is_stopped():
                 is_given = await self._give(await self._place(), deliver, is_stopped)
@@ -245,7 +239,7 @@ class RoundRun:
                 return True  # its worker has told more
             self._withdraw(placement)
             if not is_stopped():
-                lost = _as_lost(error, has_output=self._request.has_output)
+                lost = _as_lost(error, has_output=self.request.has_output)
                 self._count_failure(lost)
                 self._untaken += not (lost.has_died or lost.is_overloaded)
                 self._check_retries()
@@ -261,58 +255,33 @@ class RoundRun:
             raise RoundRefusedError(UNAVAILABLE, text)
 
     async def _place(self) -> Placement:
-        await self._history.find_fork()
-        placing = asyncio.create_task(self._services.placer.place(self._unplaced()))
+        await self.history.find_fork()
+        request, before, holder = self.request, self._placement, self.holder
+        self.binding = before.binding if before else self.session.binding
+        # A round in progress was admitted before, also by a coordinator that died.
+        self.is_admitted = before is not None or request.has_output
+        self.may_move = not (self.is_admitted or request.is_announcement)
+        self.local_only = local_only(RESUMED if self._kv_source else None, request.uncarried)
         try:
-            placement = await asyncio.shield(placing)
-        except asyncio.CancelledError:
-            self._services.spawn(self._give_back(placing))
-            raise
+            placement = await self._services.placer.place(self)
         except RoundRefusedError as error:
             raise self._unplaceable(error) from error
         self._record.is_initial |= placement.is_new_session
         self._placement = self._unreached = placement
         self._record.placed(placement.plan, placement.binding)
-        self._holder = placement.plan.holder.worker_id if placement.plan.holder else self._holder
+        self.holder = placement.plan.holder.worker_id if placement.plan.holder else holder
         log_placed(self._services.round_log, self._record)
         return placement
 
-    def _unplaced(self) -> UnplacedRound:
-        request, placement = self._request, self._placement
-        # A round in progress was admitted before, also by a coordinator that died.
-        is_admitted = placement is not None or request.has_output
-        return UnplacedRound(
-            request,
-            self._session,
-            self._history,
-            self.request_id,
-            self._deaths.prompt_digest,
-            self._arrival_s,
-            binding=placement.binding if placement else self._session.binding,
-            holder=self._holder,
-            may_move=not (is_admitted or request.is_announcement),
-            is_admitted=is_admitted,
-            goes_on=self._found.goes_on,
-            local_only=local_only(RESUMED if self._kv_source else None, request.uncarried),
-            lost=self._lost,
-        )
-
     def _unplaceable(self, error: RoundRefusedError) -> RoundRefusedError:
         """The error of a round that no worker takes. If one took it and was lost, the request is not at fault."""
-        if not self._lost or error.status == OVERLOADED or error.status >= _SERVER_ERROR:
+        if not self.avoided or error.status == OVERLOADED or error.status >= _SERVER_ERROR:
             return error
         return RoundRefusedError(UNAVAILABLE, f"its worker was lost, and no other one can go on: {error}")
 
-    async def _give_back(self, placing: asyncio.Task[Placement]) -> None:
-        """Undo a placement whose client left while it was made, because the shared state may have it already."""
-        with suppress(RoundRefusedError):
-            self._withdraw(await placing)
-            if self._request.ends_session:
-                await self._end_session(set())
-
     def _message(self, placement: Placement) -> GenerateRequest:
         """The round for its decode worker. That worker calls the prefill worker of a remote round."""
-        request, plan, now_s = self._request, placement.plan, self._services.clock()
+        request, plan, now_s = self.request, placement.plan, self._services.clock()
         mark = request.continued_mark if request.continued_tokens else mark_of(plan.decode.fingerprint)
         message: GenerateRequest = {
             "task": encode_task(plan.task, now_s),
@@ -323,7 +292,7 @@ class RoundRun:
             "start": {
                 "request_id": self.request_id,
                 "tell": self._services.ends.address,
-                "age_s": now_s - self._arrival_s,
+                "age_s": now_s - self.arrival_s,
                 "link": link(self._record.trace_id, request.client_prompt_tokens, mark),
                 "prompt_tokens": request.client_prompt_tokens,
                 "continued_tokens": request.continued_tokens,
@@ -370,7 +339,7 @@ class RoundRun:
         if told.status not in (0, UNAVAILABLE):
             self._record.retries += 1
             if told.status == OVERLOADED:
-                self._lost.add(worker_id)
+                self.avoided.add(worker_id)
         else:
             has_died = told.has_died and self._services.access.view.knows(worker_id)
             self._count_failure(
@@ -378,7 +347,7 @@ class RoundRun:
             )
         record = self._record
         record.route, record.reason, record.prefill_worker = str(Route.LOCAL), told.reason, None
-        log.warning("prefill of session %r failed, going on locally: %s", self._request.session_id, told.message)
+        log.warning("prefill of session %r failed, going on locally: %s", self.session_id, told.message)
 
     def _ended(self, ended: RoundEnded) -> None:
         self.end = ended
@@ -420,7 +389,7 @@ class RoundRun:
         if plan is not None and self._record.prefill_worker is not None:
             self._kv_source = plan.decision.worker_id
         self._count_failure(error)
-        log.warning("a round of session %r was lost: %s", self._request.session_id, error)
+        log.warning("a round of session %r was lost: %s", self.session_id, error)
         self._let_go(may_come_again=True)
 
     def _count_failure(self, error: WorkerLostError) -> None:
@@ -428,15 +397,15 @@ class RoundRun:
         self._record.retries += 1
         self._last_error = error
         if error.has_died:
-            self._deaths.add(error)
+            self.deaths.add(error)
         if error.lives:
             return
-        self._lost.add(error.worker_id)
+        self.avoided.add(error.worker_id)
         if not error.is_overloaded:
             self._services.placer.suspect(error.worker_id)
 
     def _take_report(self, worker_id: str, report: RoundReport) -> None:
-        self._services.access.take_report(worker_id, self._request.session_id, report)
+        self._services.access.take_report(worker_id, self.session_id, report)
 
     # -- the end
 
@@ -481,15 +450,15 @@ class RoundRun:
         self._is_closed = True
         if self._unreached is not None:
             self._withdraw(self._unreached)
-        placement, request, services = self._placement, self._request, self._services
+        placement, request, services = self._placement, self.request, self._services
         if placement is None or request.is_announcement:
             services.branches.end(self._found, None)
             return  # an announcement has no latency to judge, and the next prompt goes on from the last round's context
         record, record.was_left = self._record, was_left
-        record.lasted_s = services.clock() - self._arrival_s
+        record.lasted_s = services.clock() - self.arrival_s
         if request.ends_session:
-            used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._kv_source, self._holder}
-            services.spawn(self._end_session({worker_id for worker_id in used | self._lost if worker_id}))
+            used = {placement.binding.worker_id, placement.plan.decision.worker_id, self._kv_source, self.holder}
+            services.spawn(self._end_session({worker_id for worker_id in used | self.avoided if worker_id}))
         else:
             self._remember(placement, record)
         services.branches.end(self._found, placement.binding.worker_id)
@@ -497,7 +466,7 @@ class RoundRun:
 
     def _remember(self, placement: Placement, record: DecisionRecord) -> None:
         self._leave_history(placement, is_complete=record.is_complete)
-        request, end = self._request, self.end
+        request, end = self.request, self.end
         has_begun = (end is not None and end.has_begun) or request.has_output
         self._services.sessions.remember(
             placement.binding,
@@ -506,22 +475,22 @@ class RoundRun:
             prompt_tokens=request.prompt_tokens,
             missed=record.ttft_s is not None and not (record.ttft_met and record.itl_met),
             moved=bool(record.move_reason),
-            holder=None if record.is_complete else self._holder,
+            holder=None if record.is_complete else self.holder,
             owner=SessionOwner(request.client_session_id or "", request.tenant, self._services.clock()),
             is_complete=record.is_complete,
         )
 
     def _leave_history(self, placement: Placement, *, is_complete: bool) -> None:
         """After the first round at a new owner the old one may drop its KV."""
-        before, plan = self._holder, placement.plan
+        before, plan = self.holder, placement.plan
         if not before or not is_complete:
             return
         if drops_history(before, plan.decode.worker_id, plan.decision.worker_id):
-            self._services.spawn(self._services.access.release(before, self._request.session_id))
+            self._services.spawn(self._services.access.release(before, self.session_id))
 
     async def _end_session(self, used: set[str]) -> None:
-        request, is_unbound = self._request, self.end is not None and not self.end.goes_on
-        await self._services.end_session(request.session_id, request.tenant, used, is_unbound=is_unbound)
+        is_unbound = self.end is not None and not self.end.goes_on
+        await self._services.end_session(self.session_id, self.request.tenant, used, is_unbound=is_unbound)
 
 
 async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Send[Chunk]) -> None:
@@ -548,7 +517,7 @@ async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Se
     except Exception as error:
         if not context.is_stopped():
             await run.until_over(_END_COMES_S)
-            if not run.is_complete:
+            if run.end is None or run.end.outcome != "complete":
                 send(_failure(run, error))
 
 
@@ -572,16 +541,3 @@ def _as_lost(error: WorkerLostError | WorkerRefusedError, *, has_output: bool) -
     if goes_on_elsewhere(error.status, has_output=has_output):
         return WorkerLostError(error.worker_id, str(error), is_overloaded=error.status == OVERLOADED)
     raise RoundRefusedError(error.status, str(error)) from None
-
-
-def _new_record(request: RoundRequest, request_id: str, policy: str) -> DecisionRecord:
-    trace = tracing.current()
-    return DecisionRecord(
-        session_id=request.client_session_id or request.session_id,
-        policy=policy,
-        slo=request.slo,
-        session_key=request.session_id,
-        request_id=trace.request_id if trace else request_id,
-        trace_id=trace.trace_id if trace else None,
-        clamped_targets=request.clamped_targets,
-    )

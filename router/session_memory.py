@@ -132,9 +132,11 @@ class SessionMemory:
         return session
 
     def rebound(self, binding: Binding) -> None:
-        """Another replica has moved the session."""
-        if (session := self.find(binding.session_id)) is not UNKNOWN:
-            self._sessions[binding.session_id] = replace(session, binding=binding, is_settled=False)
+        """Another replica has moved the session. What was computed since is still where it was served from here."""
+        session = self.find(binding.session_id)
+        if session.binding is not None:
+            holder = session.holder or session.binding.worker_id
+            self._sessions[binding.session_id] = replace(session, binding=binding, holder=holder, is_settled=False)
 
     def remember(
         self,

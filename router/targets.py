@@ -19,18 +19,6 @@ _NAMES = ("ttft_target", "itl_target")
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTargets:
-    """The targets that hold for a round.
-
-    Attributes:
-        clamped: which of `ttft_target` and `itl_target` the client set outside of the graph's limits.
-    """
-
-    slo: Slo
-    clamped: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class TargetLimits:
     """The graph's default targets, and how far a client may depart from them.
 
@@ -47,8 +35,8 @@ class TargetLimits:
     floor: float = TARGET_FLOOR
     cap: float = TARGET_CAP
 
-    def of(self, request: Mapping[str, Any]) -> RoundTargets:
-        """The targets of one request.
+    def of(self, request: Mapping[str, Any]) -> tuple[Slo, tuple[str, ...]]:
+        """The targets of one request, and which of `ttft_target` and `itl_target` are outside of the graph's limits.
 
         Args:
             request: Dynamo's preprocessed request: `nvext.router` has targets in milliseconds, each optional.
@@ -67,7 +55,7 @@ class TargetLimits:
             chosen.append(min(max(asked_s, self.floor * default_s), self.cap * default_s))
             if chosen[-1] != asked_s:
                 clamped.append(name)
-        return RoundTargets(Slo(*chosen), tuple(clamped))
+        return Slo(*chosen), tuple(clamped)
 
 
 def _annotated(request: Mapping[str, Any]) -> dict[str, Any]:

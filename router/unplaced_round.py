@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import itemgetter
 
@@ -19,6 +19,7 @@ from router.round_errors import WorkerLostError, WorkerRefusedError
 from router.session_branches import LEAST_TOKENS, Found
 from router.session_memory import Session
 from router.worker_access import WorkerAccess
+from router.worker_deaths import RequestDeaths
 
 _MOST_KNOWN = 4096
 
@@ -162,13 +163,13 @@ class PromptHistory:
         return self._keys
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)
 class UnplacedRound:
-    """A round that has to be placed.
+    """A round as its placement sees it (`router.round_run.RoundRun`).
 
     Attributes:
         session: what this replica knows of its session; it may be out of date.
-        request_id: of the client's request; `prompt_digest`: see `RequestDeaths`.
+        request_id: of the client's request.
         arrival_s: as in its task (`PrefillTask`).
         binding: the binding that this replica knows.
         holder: the owner before, which may have history that the owner lacks.
@@ -176,14 +177,14 @@ class UnplacedRound:
         is_admitted: the round was admitted before.
         goes_on: its session has had rounds before, maybe in another branch.
         local_only: why the prefill must be local, if it must.
-        lost: workers that failed this round already, or refused it.
+        avoided: workers that failed this round already, or refused it.
     """
 
     request: RoundRequest
     session: Session
     history: PromptHistory
     request_id: str
-    prompt_digest: str
+    deaths: RequestDeaths
     arrival_s: float
     binding: Binding | None = None
     holder: str | None = None
@@ -191,7 +192,7 @@ class UnplacedRound:
     is_admitted: bool = False
     goes_on: bool = False
     local_only: str | None = None
-    lost: Collection[str] = ()
+    avoided: set[str] = field(default_factory=set)
 
     @property
     def session_id(self) -> str:

@@ -62,9 +62,8 @@ class WorkerAccess:
 
         An agent without a tool to run sends its next round within milliseconds. By then the last one decodes no more.
         """
-        self.view.holding(worker_id, session_id, report["held_tokens"])
-        if "decode_batch" in report:
-            self.view.decoding(worker_id, report["decode_batch"], report["decode_context_tokens"])
+        batch = (report["decode_batch"], report["decode_context_tokens"]) if "decode_batch" in report else None
+        self.view.holding(worker_id, session_id, report["held_tokens"], batch)
 
     async def finish_task(self, worker_id: str, task_id: str) -> None:
         """Take a task out of a worker's queue in the shared state."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import cached_property
 from hashlib import sha256
 
 from ampd.keys import TOKEN_BYTES, tenant_key
@@ -53,12 +54,16 @@ class RequestDeaths:
 
     def __init__(self, deaths: WorkerDeaths, request: RoundRequest) -> None:
         self._deaths = deaths
+        self._request = request
         self._names: set[str] = set()
         self._recorded: list[asyncio.Future[int]] = []
-        digest = sha256(tenant_key(request.tenant).encode())
+
+    @cached_property
+    def prompt_digest(self) -> str:
+        digest = sha256(tenant_key(self._request.tenant).encode())
         # Without the output that came before a process was lost.
-        digest.update(memoryview(request.prompt)[: TOKEN_BYTES * request.client_prompt_tokens])
-        self.prompt_digest = digest.hexdigest()[:_DIGEST_CHARS]
+        digest.update(memoryview(self._request.prompt)[: TOKEN_BYTES * self._request.client_prompt_tokens])
+        return digest.hexdigest()[:_DIGEST_CHARS]
 
     def add(self, error: WorkerLostError) -> None:
         """A worker died while it ran the round."""

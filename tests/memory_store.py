@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+
+from msgspec import json
 
 from ampd.state import codec
 from ampd.state.known_worker import QUEUE_GRACE_S, merge
@@ -123,7 +126,7 @@ class MemoryState:
             if subscribed == channel:
                 inbox.put_nowait(record)
 
-    def put_worker(self, worker_id: str, record: bytes, lease_s: float) -> None:
+    def put_worker(self, worker_id: str, record: bytes, lease_s: float, done: Sequence[str] = ()) -> None:
         """A worker's whole view; workers whose lease ran out are removed on the way."""
         now_s = self.clock()
         self._workers[worker_id] = _Published(record, now_s, now_s + lease_s)
@@ -131,7 +134,9 @@ class MemoryState:
         for task_id, (at_s, _) in list(changes.queue.items()):
             if now_s - at_s >= QUEUE_GRACE_S:
                 del changes.queue[task_id]
-        self.publish(b'["WorkerUpdated",%b,%g]' % (record, lease_s))
+        for task_id in done:
+            changes.queue[task_id] = (now_s, b"")
+        self.publish(b'["WorkerUpdated",%b,%g,%b]' % (record, lease_s, json.encode(done)))
         for other, published in list(self._workers.items()):
             if published.expires_s <= now_s:
                 self.drop_worker(other, is_expired=True)
@@ -275,10 +280,10 @@ class MemoryStore(StateStore):
         self._state = MemoryState() if state is None else state
         self._clock = clock
 
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+    async def publish_worker(self, view: WorkerView, lease_s: float, done: Sequence[str] = ()) -> RoleAssigned | None:
         record = codec.encode_view(view, self._clock())
         await self._trip("publish")
-        self._state.put_worker(view.worker_id, record, lease_s)
+        self._state.put_worker(view.worker_id, record, lease_s, done)
         role = self._state.role(view.worker_id)
         return codec.decode_role(role) if role else None
 
@@ -300,9 +305,19 @@ class MemoryStore(StateStore):
         return float("inf")
 
     async def route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
-        record = codec.encode_task(write.task, self._clock())
-        event = codec.encode_event(TaskQueued(write.queue_worker_id, write.task), self._clock())
         await self._trip("route")
+        return self._put_route(write, limits)
+
+    async def refresh(self, writes: Sequence[RouteWrite], limits: SessionLimits) -> list[Binding]:
+        await self._trip("route")
+        moved = []
+        for write in writes:
+            with suppress(TooManySessionsError, FatalRequestError, ResentRequestError):
+                outcome = self._put_route(write, limits)
+                moved += [] if outcome.accepted else [outcome.binding]
+        return moved
+
+    def _put_route(self, write: RouteWrite, limits: SessionLimits) -> RouteOutcome:
         self._state.check_deaths(write.prompt_digest)
         self._state.check_asker(write.request_id, write.asker)
         binding, ttl_s = self._state.bound(write.session_id), limits.ttl_s
@@ -317,9 +332,10 @@ class MemoryStore(StateStore):
             return RouteOutcome(accepted=False, binding=binding)
         self._state.of_tenant(write.session_id, write.tenant)
         self._state.bind(binding, ENDING_TTL_S if write.ends_session else ttl_s)
-        if not self._state.is_struck_out(write.queue_worker_id, write.task.task_id):
-            self._state.put_task(write.queue_worker_id, write.task.task_id, record)
-            self._state.publish(event)
+        task = write.task
+        if task is not None and not self._state.is_struck_out(write.queue_worker_id, task.task_id):
+            self._state.put_task(write.queue_worker_id, task.task_id, codec.encode_task(task, self._clock()))
+            self._publish(TaskQueued(write.queue_worker_id, task))
         return RouteOutcome(accepted=True, binding=binding)
 
     async def rebind(self, binding: Binding, worker_id: str, session_ttl_s: float) -> RouteOutcome:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
 
 from dynamo.runtime import Context
 
 from ampd.background_tasks import BackgroundTasks, RoundsInProgress
 from ampd.errors import one_line_of
-from ampd.handler_stream import Chunk, Send, StopSignal, send_all
+from ampd.handler_stream import Chunk, Send, StopSignal
 from ampd.keys import pack_tokens
-from ampd.round_end import Begun, PrefillFailed, RoundEnded, Told, error_chunk, goes_on_elsewhere
+from ampd.round_end import Begun, PrefillFailed, RoundEnded, error_chunk, goes_on_elsewhere
 from ampd.serving.local_only import PREFILL_WORKER_LOST, PREFILL_WORKER_REFUSED
 from ampd.telemetry import tracing
 from ampd.wire import (
@@ -22,7 +21,6 @@ from ampd.wire import (
     OVERLOADED,
     GenerateRequest,
     PrefillRequest,
-    RoundStart,
     Source,
     engine_start,
     parse_error,
@@ -96,7 +94,8 @@ class ClientRounds:
         try:
             # An error comes after the tokens before it, so that no more than necessary is computed again.
             with grouped(send, self._stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                await send_all(self._chunks(request, stream), context, send_grouped)
+                if not context.is_stopped():
+                    await self._run(request, stream, send_grouped)
             if not stream.is_complete and not context.is_stopped():
                 raise EngineError("its stream ended before the round did", ENGINE_DIED)
         except Exception as error:
@@ -112,39 +111,33 @@ class ClientRounds:
         self._tell_end(request, told)
         send(error_chunk(status, trace.quoted(message) if trace else message, again=goes_on))
 
-    async def _chunks(self, request: GenerateRequest, stream: ClientStream) -> AsyncGenerator[Chunk, None]:
-        """The client's chunks."""
+    async def _run(self, request: GenerateRequest, stream: ClientStream, send: Send[Chunk]) -> None:
         start, began_s = request["start"], self._clock()
+
+        def pass_on(chunk: Chunk) -> None:
+            """Tell the coordinator before the client, whose next request may come at once."""
+            if stream.is_complete:
+                self._tell_end(request, stream.ended("complete"))
+            elif start.get("tells_begin") and stream.has_begun:
+                start["tells_begin"] = False
+                self._ends.tell(start["tell"], Begun(start["request_id"], has_output=True))
+            send(chunk)
+
         if (prefill := start.get("prefill")) is not None:
             chunk = await self._first_token(prefill[0], request, stream)
             self._was_waiting(request, began_s)
             if chunk is not None:
                 reason = ends_at_prefill(chunk, request, self._context_limit)
                 request = _taken_over(request, prefill, chunk["token_ids"])
-                yield self._noted(request, stream, stream.prefilled(chunk, reason))
+                pass_on(stream.prefilled(chunk, reason))
                 if stream.is_complete:
                     self._background.spawn(self._after_prefill(request))
                     return
-        async with aclosing(self._rounds.generate(request)) as chunks:
-            async for chunk in chunks:
-                yield self._noted(request, stream, stream.decoded(chunk))
-
-    def _noted(self, request: GenerateRequest, stream: ClientStream, chunk: Chunk) -> Chunk:
-        """Tell the coordinator before the client, whose next request may come at once."""
-        start = request["start"]
-        if stream.is_complete:
-            self._tell_end(request, stream.ended("complete"))
-        elif start.get("tells_begin") and stream.has_begun:
-            start["tells_begin"] = False
-            self._tell(start, Begun(start["request_id"], has_output=True))
-        return chunk
-
-    def _tell(self, start: RoundStart, told: Told) -> None:
-        self._ends.tell(start["tell"], told)
+        await self._rounds.generate(request, lambda chunk: pass_on(stream.decoded(chunk)))
 
     def _tell_end(self, request: GenerateRequest, ended: RoundEnded) -> None:
         """A round that goes on elsewhere ends no session."""
-        self._tell(request["start"], ended)
+        self._ends.tell(request["start"]["tell"], ended)
         if request.get("ends_session") and not ended.goes_on:
             self._sessions.ended(request["task"]["session_id"])
 
@@ -186,7 +179,7 @@ class ClientRounds:
         if failed.status == OVERLOADED and not stream.has_output:
             # Another worker would take on what this one cannot, at the cost of rounds that are on time.
             raise EngineError(failed.message, OVERLOADED)
-        self._tell(request["start"], failed)
+        self._ends.tell(request["start"]["tell"], failed)
         stream.prefill_failed(failed.reason)
         log.warning("a prefill failed, and is done here: worker %s: %s", worker_id, failed.message)
         return None
@@ -226,9 +219,7 @@ class ClientRounds:
         stops = {**(request["request"].get("stop_conditions") or {}), "max_tokens": 0}
         taking: GenerateRequest = {**request, "request": {**request["request"], "stop_conditions": stops}}
         try:
-            async with aclosing(self._rounds.generate(taking)) as chunks:
-                async for _ in chunks:
-                    pass
+            await self._rounds.generate(taking, lambda _: None)
         except Exception as error:
             log.warning("the KV of a round was not taken over: %s", one_line_of(error))
 

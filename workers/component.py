@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from math import log as logarithm
@@ -24,7 +24,7 @@ from ampd.call_signatures import Signer, Verifier, read_secrets
 from ampd.child_process import end_within
 from ampd.discovery_entries import DiscoveryEntries, DiscoveryEntry, deletes_silent_entries
 from ampd.errors import RunError, UserError
-from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks, send_all
+from ampd.handler_stream import Chunk, HandlerStream, Send, join_chunks
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.estimates import queued_s
 from ampd.policies.registry import create_named
@@ -385,7 +385,7 @@ class Worker:
 
     # -- handlers
 
-    def _guarded(self, endpoint: str, rounds: Callable[[Any], AsyncGenerator[Chunk, None]]) -> Handler:
+    def _guarded(self, endpoint: str, serve_round: Callable[[Any, Send[Chunk]], Awaitable[None]]) -> Handler:
         async def serve(request: Any, context: Context, send: Send[Chunk]) -> None:
             tracing.proceed(context)
             try:
@@ -395,7 +395,8 @@ class Worker:
                     return
                 # An error comes after the tokens before it, so that no more than necessary is computed again.
                 with grouped(send, self._settings.stream_tokens, request["task"]["slo"]["itl_s"]) as send_grouped:
-                    await send_all(rounds(request), context, send_grouped)
+                    if not context.is_stopped():
+                        await serve_round(request, send_grouped)
             except (EngineError, CallRefusedError) as error:
                 raise HttpError(error.status, error_text(error.status, str(error))) from None
             except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

@@ -38,9 +38,8 @@ class Publisher:
 
     Structural changes (queue, batch, sessions) are written after at most `interval_s`, new samples after a quarter of a
     second, and the whole view at least every third of the lease. The interval grows with the size of the view, and the
-    view of a long queue lists its first prefills only, so that load alone delays no renewal of the lease. For the same
-    reason finished prefills are reported after the view. A write that failed is repeated when the state is back. While
-    the state refuses the view, it is announced as an event.
+    view of a long queue lists its first prefills only, so that load alone delays no renewal of the lease. A write that
+    failed is repeated when the state is back. While the state refuses the view, it is announced as an event.
 
     Args:
         read_view: the worker's view now, without its held sessions (`changes` has those).
@@ -158,14 +157,12 @@ class Publisher:
             await self._publish()
         except StateRefusedError:
             # The store may be full or a replica. It still passes on events, by which coordinators see this worker.
-            await self._store.announce(WorkerUpdated(self._view(), self._lease_s))
+            finished = tuple(self._changes.finished_tasks())
+            await self._store.announce(WorkerUpdated(self._view(), self._lease_s, finished))
             raise
         except Exception:
             self._changes.changed()  # they are still to be written
             raise
-        if finished := self._changes.finished_tasks():
-            await self._store.finish_tasks(self._worker_id, finished)
-            self._changes.forget_finished(finished)
 
     def _view(self) -> WorkerView:
         view = self._read_view()
@@ -174,7 +171,9 @@ class Publisher:
 
     async def _publish(self) -> None:
         self._changes.clear()
-        role = await self._store.publish_worker(self._view(), self._lease_s)
+        finished = self._changes.finished_tasks()
+        role = await self._store.publish_worker(self._view(), self._lease_s, finished)
+        self._changes.forget_finished(finished)
         published_s = time.monotonic()
         if self._on_return is not None and published_s > self._published_s + self._lease_s / 2:
             await self._on_return()

@@ -14,6 +14,7 @@ from ampd.round_end import RUNNING_S, Begun, RoundEnded, Running, Told, encode_t
 log = logging.getLogger(__name__)
 
 _TRIES, _PAUSE_S = 20, 0.25
+_BEGUN_S = 0.005
 _MOST_WAITING = 4096
 """Messages that wait for a connection. What a coordinator misses it learns from the list of rounds that run."""
 
@@ -33,7 +34,8 @@ class RoundEnds(InBackground):
         if link is None or link.is_given_up:
             link = self._links[address] = _Link(address, self._worker_id, self._signer)
         link.running[request_id] += 1
-        link.tell(Begun(request_id))
+        # Not at once, because it would delay the round. A short one is over by then.
+        asyncio.get_running_loop().call_later(_BEGUN_S, link.tell_begun, request_id)
 
     def tell(self, address: str, told: Told) -> None:
         """Tell more of a round. Nothing happens if its coordinator has gone since."""
@@ -84,6 +86,10 @@ class _Link(asyncio.Protocol):
         if len(self._waiting) < _MOST_WAITING:
             self._waiting.append(told)
         self._begin_to_connect()
+
+    def tell_begun(self, request_id: str) -> None:
+        if request_id in self.running:
+            self.tell(Begun(request_id))
 
     def tell_running(self) -> None:
         """Tell which rounds there are, as a new connection does first."""

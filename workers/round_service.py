@@ -18,7 +18,7 @@ import msgspec
 
 from ampd.background_tasks import RoundsInProgress
 from ampd.errors import UserError
-from ampd.handler_stream import Chunk
+from ampd.handler_stream import Chunk, Send
 from ampd.keys import TOKEN_BYTES, page_keys, tenant_of
 from ampd.perf.corrections import READ, CorrectedModel
 from ampd.sampling_limits import beyond_sampling, unknown_token
@@ -177,11 +177,8 @@ class ContextKeys:
             self.forget(next(iter(self._known)))
 
 
-Chunks = AsyncGenerator[Chunk, None]
-
-
 class RoundService:
-    """Serves the worker's endpoints, whatever its role.
+    """Serves the worker's endpoints, whatever its role. A method gets a `send` for the chunks of its answer.
 
     Args:
         worker_id: this worker, so that it never reads from itself.
@@ -218,7 +215,7 @@ class RoundService:
         """Wait until no round is in progress."""
         await self._in_progress.drained()
 
-    async def prefill(self, request: PrefillRequest) -> Chunks:
+    async def prefill(self, request: PrefillRequest, send: Send[Chunk]) -> None:
         """Prefill a context for another worker: one chunk with the first token. The KV stays for the other's read."""
         source = self._peer(request)
         progress = self._begin(request)
@@ -232,25 +229,24 @@ class RoundService:
                     chunk = await self._first_token(request, progress, place.passes)
                     self._events.first_token(progress)
             # The client waits for this token. What is stored after it is published, and the other's read waits for it.
-            yield await self._with_report(chunk, progress, waits=False)
+            send(await self._with_report(chunk, progress, waits=False))
         finally:
             await self._end(progress, was_queued=True)
 
-    async def generate(self, request: GenerateRequest) -> Chunks:
+    async def generate(self, request: GenerateRequest, send: Send[Chunk]) -> None:
         """Run a round to its end. With a source its increment was prefilled there; without a source it queues here."""
         source = self._peer(request)
         progress = self._begin(request)
         whole = source if request.get("is_prefilled") else None
-        chunks = self._taken_over(request, progress, whole) if whole else self._local(request, progress, source)
+        session_id, has_context = progress.task.session_id, progress.kept_tokens > 0
         try:
-            has_context = progress.kept_tokens > 0
-            is_last = bool(request.get("ends_session"))
-            async with (
-                self._sessions.round(progress.task.session_id, has_context=has_context, is_last=is_last),
-                aclosing(chunks),
+            async with self._sessions.round(
+                session_id, has_context=has_context, is_last=bool(request.get("ends_session"))
             ):
-                async for chunk in chunks:
-                    yield chunk
+                if whole:
+                    await self._taken_over(request, progress, whole, send)
+                else:
+                    await self._local(request, progress, source, send)
         finally:
             await self._end(progress, was_queued=whole is None)
 
@@ -267,55 +263,57 @@ class RoundService:
 
     # -- the two kinds of rounds
 
-    async def _local(self, request: GenerateRequest, progress: RoundProgress, holder: Source | None) -> Chunks:
+    async def _local(
+        self, request: GenerateRequest, progress: RoundProgress, holder: Source | None, send: Send[Chunk]
+    ) -> None:
         """A round that is prefilled and decoded here. After a move it first reads its history from the old owner."""
         with self._place(progress, holder) as place:
             await self._picked(place, progress)
             await self._fetch(progress, holder, "history", progress.task.hist_tokens)
             await self._slot(place, progress)
-            async with aclosing(self._stream(request, progress, place)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+            await self._stream(request, progress, place, send)
 
-    async def _taken_over(self, request: GenerateRequest, progress: RoundProgress, source: Source) -> Chunks:
+    async def _taken_over(
+        self, request: GenerateRequest, progress: RoundProgress, source: Source, send: Send[Chunk]
+    ) -> None:
         """A round whose first token came from the prefill worker `source`."""
         await self._fetch(progress, source, "increment", progress.prompt_tokens)
         progress.started_s = self._clock()
         if progress.prompt_tokens >= self._engine.info.max_context_tokens:
             # The first token was the last one that the context takes.
             output = EngineOutput([], finish_reason="length", prompt_tokens=progress.prompt_tokens)
-            yield await self._with_report(chunk_of(output), progress)
+            send(await self._with_report(chunk_of(output), progress))
             return
         progress.handed_over_s = progress.arrived_s
-        async with aclosing(self._stream(request, progress, None)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        await self._stream(request, progress, None, send)
 
-    async def _stream(self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None) -> Chunks:
+    async def _stream(
+        self, request: GenerateRequest, progress: RoundProgress, place: QueuePlace | None, send: Send[Chunk]
+    ) -> None:
         """The engine's outputs as chunks; the last is held back until the engine is done, and carries the report."""
         last: Chunk | None = None
-        async with aclosing(
-            self._outputs(request, progress, _max_tokens(request), place.passes if place else None)
-        ) as outputs:
+        most_tokens = _max_tokens(request)
+        async with aclosing(self._outputs(request, progress, most_tokens, place.passes if place else None)) as outputs:
             async for output in outputs:
                 if place:
-                    if _max_tokens(request) != 0:
+                    if most_tokens != 0:
                         self._events.first_token(progress)
                     place.leave()
                     self._events.left_queue(progress)
                     place = None
                 if output.token_ids:
                     self._events.tokens(progress, output.index, len(output.token_ids))
-                progress.set_tiers(output)
                 if last is not None:
-                    yield last
+                    send(last)
                 last = chunk_of(output)
                 if output.finish_reason is None:
-                    yield last
+                    send(last)
                     last = None
+                else:
+                    progress.set_tiers(output)
         if last is not None:
             self._events.decoded(last, progress)
-            yield await self._with_report(last, progress)
+            send(await self._with_report(last, progress))
 
     async def _first_token(self, request: PrefillRequest, progress: RoundProgress, on_pass: OnPass) -> Chunk:
         """Prefill and sample one token."""

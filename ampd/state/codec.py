@@ -19,7 +19,6 @@ from ampd.policies.estimates import Queue
 from ampd.state.known_worker import merge
 from ampd.state.store import RoleAssigned, StateEvent, TaskQueued, WorkerUpdated
 from ampd.types import CoordinatorView, PrefillTask, WorkerView
-from ampd.wire import shifted
 
 Decoded = TypeVar("Decoded")
 
@@ -38,12 +37,12 @@ class CodecError(Exception):
 
 def encode_task(task: PrefillTask, now_s: float) -> bytes:
     """A task as written at `now_s`, on the clock of its `arrival_s`."""
-    return _encode(shifted(task, -now_s))
+    return _encode(task.shifted(-now_s))
 
 
 def decode_task(record: bytes, written_s: float) -> PrefillTask:
     """A task that was written at `written_s` on the reader's clock."""
-    return shifted(_read(_tasks, record), written_s)
+    return _read(_tasks, record).shifted(written_s)
 
 
 def encode_view(view: WorkerView, now_s: float) -> bytes:
@@ -86,15 +85,15 @@ def decode_role(record: bytes) -> RoleAssigned:
 
 
 def _shifted(view: WorkerView, by_s: float) -> WorkerView:
-    return replace(view, queue=Queue(shifted(task, by_s) for task in view.queue))
+    return replace(view, queue=Queue(task.shifted(by_s) for task in view.queue))
 
 
 def _on_clock(event: StateEvent, by_s: float) -> StateEvent:
     match event:
-        case WorkerUpdated(view, lease_s):
-            return WorkerUpdated(_shifted(view, by_s), lease_s)
+        case WorkerUpdated(view, lease_s, done):
+            return WorkerUpdated(_shifted(view, by_s), lease_s, done)
         case TaskQueued(worker_id, task):
-            return TaskQueued(worker_id, shifted(task, by_s))
+            return TaskQueued(worker_id, task.shifted(by_s))
     return event
 
 

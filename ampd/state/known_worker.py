@@ -136,17 +136,16 @@ class KnownWorker:
         self.published = replace(self.published, queue=Queue(()), queue_rest=QueueRest())
         self._view = None
 
-    def hold(self, session_id: str, tokens: int) -> None:
-        """The worker holds the KV of this many tokens of a session."""
-        held_tokens = {**self.published.held_tokens, session_id: tokens}
+    def hold(self, session_id: str, tokens: int, batch: tuple[int, int] | None = None) -> None:
+        """The worker holds the KV of this many tokens of a session, and has this decode batch, if it is known."""
+        known = self.published
+        held_tokens = {**known.held_tokens, session_id: tokens}
         if tokens <= 0:
             del held_tokens[session_id]
-        self.published = replace(self.published, held_tokens=held_tokens)
-        self._view = None
-
-    def decode(self, rounds: int, context_tokens: int) -> None:
-        """The worker has reported its decode batch."""
-        self.published = replace(self.published, decode_batch=rounds, decode_context_tokens=context_tokens)
+        rounds, context_tokens = batch or (known.decode_batch, known.decode_context_tokens)
+        self.published = replace(
+            known, held_tokens=held_tokens, decode_batch=rounds, decode_context_tokens=context_tokens
+        )
         self._view = None
 
     def view(self) -> WorkerView:

@@ -37,6 +37,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from ampd.errors import UserError, one_line_of
 from ampd.state.store import RoundTrips, StateRefusedError, StateSlowError, StateUnavailableError
 
+Value = bytes | str | float
+"""Of a command."""
+
 _MOST_CONNECTIONS = 8
 """For commands. Each running command has one; further commands wait."""
 
@@ -78,12 +81,16 @@ class RedisConnection:
         self._was_demoted = self._takes_no_writes = False
         self._subscriptions: WeakSet[Subscription] = WeakSet()
 
-    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
+    async def script(self, name: str, keys: Sequence[str], arguments: Sequence[Value]) -> Any:
         """Run a script in one round trip, or in two if the server does not know it yet."""
+        return (await self.scripts(name, [(keys, arguments)]))[0]
+
+    async def scripts(self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Value]]]) -> list[Any]:
+        """Run a script with several keys and arguments in one round trip."""
         is_heartbeat = name in _ALWAYS_WRITE
         try:
             async with self._guarded():
-                answer = await self._run_script(name, keys, arguments)
+                answers = await self._run_scripts(name, calls)
         except StateUnavailableError as error:
             if is_heartbeat:
                 self._takes_no_writes = not isinstance(error, StateRefusedError)
@@ -92,53 +99,57 @@ class RedisConnection:
         if is_heartbeat:
             self._end_subscriptions(self._was_demoted)
             self._was_demoted = self._takes_no_writes = False
-        return answer
+        return answers
 
     def _end_subscriptions(self, is_outdated: bool) -> None:
         for subscription in self._subscriptions if is_outdated else ():
             subscription.is_outdated = True
 
-    async def _run_script(self, name: str, keys: Sequence[str], arguments: Sequence[bytes | str | float]) -> Any:
+    async def _run_scripts(self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Value]]]) -> list[Any]:
         text, digest = _script(name)
         try:
-            return await self._ask(name, "EVALSHA", digest, len(keys), *keys, *arguments)
+            return await self._ask(name, [("EVALSHA", digest, len(keys), *keys, *values) for keys, values in calls])
         except NoScriptError:
-            return await self._ask(name, "EVAL", text, len(keys), *keys, *arguments)
+            return await self._ask(name, [("EVAL", text, len(keys), *keys, *values) for keys, values in calls])
 
-    async def command(self, name: str, *arguments: bytes | str | float) -> Any:
+    async def command(self, name: str, *arguments: Value) -> Any:
         """Run one plain command."""
         async with self._guarded():
-            return await self._ask(name.lower(), name, *arguments)
+            return (await self._ask(name.lower(), [(name, *arguments)]))[0]
 
-    async def _ask(self, operation: str, *command: bytes | str | float) -> Any:
+    async def _ask(self, operation: str, commands: Sequence[Sequence[Value]]) -> list[Any]:
         with self.round_trips.trip(operation):
             async with self._free:
                 try:
-                    answer = await self._exchange(self._idle.pop() if self._idle else self._new_connection(), command)
+                    answers = await self._exchange(self._idle.pop() if self._idle else self._new_connection(), commands)
                 except RedisConnectionError:  # once more: it may have been lost while it was idle
                     await self._close_idle()
-                    answer = await self._exchange(self._new_connection(), command)
+                    answers = await self._exchange(self._new_connection(), commands)
         self._answered_s = time.monotonic()
-        return answer
+        return answers
 
-    async def _exchange(self, connection: Any, command: Sequence[bytes | str | float]) -> Any:
-        """Send a command and read its answer, without the pool of redis-py, which takes as long as all the rest."""
+    async def _exchange(self, connection: Any, commands: Sequence[Sequence[Value]]) -> list[Any]:
+        """Send commands and read their answers, without the pool of redis-py, which takes as long as all the rest."""
+        answers, refused = [], None
         try:
             if not connection.is_connected:
                 await connection.connect()
             try:
-                await connection.send_command(*command, check_health=False)
+                await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             except RuntimeError as error:  # uvloop has closed it: the network or the server has reset it
                 raise RedisConnectionError(str(error)) from None
-            answer = await connection.read_response()
-        except ResponseError:
-            self._idle.append(connection)
-            raise
+            for _ in commands:
+                try:
+                    answers.append(await connection.read_response())
+                except ResponseError as error:
+                    refused = error
         except BaseException:
-            await connection.disconnect(nowait=True)  # the answer may still come, and is not that of the next command
+            await connection.disconnect(nowait=True)  # the answers may still come, and are not those of the next ones
             raise
         self._idle.append(connection)
-        return answer
+        if refused is not None:
+            raise refused
+        return answers
 
     async def subscribe(self, channel: str) -> Subscription:
         """Subscribe on a separate connection, which gets every message published after this returns.

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, convert
+from msgspec.json import encode
 
 from ampd.errors import UserError
 from ampd.keys import tenant_key
@@ -52,6 +53,7 @@ log = logging.getLogger(__name__)
 
 _Truth = Literal[0, 1]
 _Small = Annotated[int, Meta(ge=-1, le=1 << 53)]
+_Outcome = tuple[_Truth, Count, bytes]
 
 
 DEFAULT_TIMEOUT_S = 2.0
@@ -114,8 +116,11 @@ class StateStore:
         self._connection = RedisConnection(url, timeout_s)
         self.round_trips = self._connection.round_trips
 
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+    async def publish_worker(self, view: WorkerView, lease_s: float, done: Sequence[str] = ()) -> RoleAssigned | None:
         """Write a worker's view and renew its lease; it disappears `lease_s` after the last call.
+
+        Args:
+            done: prefills that have left its queue since.
 
         Returns the role that was assigned to the worker last, if the store still has it.
         """
@@ -132,6 +137,8 @@ class StateStore:
                 QUEUE_GRACE_MS,
                 schema.prefix,
                 ms(INDEX_TTL_S),
+                ms(QUEUE_TTL_S),
+                encode(done),
             ],
         )
         try:
@@ -170,14 +177,31 @@ class StateStore:
             FatalRequestError: two workers or more died under the prompt, the last one a short time ago.
             ResentRequestError: another coordinator had the request before.
         """
-        schema = self._schema
-        session, queue = schema.session(write.session_id), schema.queue(write.queue_worker_id)
-        tenant = tenant_key(write.tenant)
-        answer = await self._connection.script(
-            "route",
+        answer = await self._connection.script("route", *self._routed(write, limits))
+        match answer:
+            case [-1, *_]:
+                raise TooManySessionsError("graph", limits.per_graph)
+            case [-2, *_]:
+                raise TooManySessionsError("tenant", limits.per_tenant)
+            case [-3, int(deaths), *_]:
+                raise FatalRequestError(deaths)
+            case [-4, *_]:
+                raise ResentRequestError
+        return _outcome(write.session_id, answer)
+
+    async def refresh(self, writes: Sequence[RouteWrite], limits: SessionLimits) -> list[Binding]:
+        """Make writes together that nobody waits for; returns the bindings of sessions that have moved."""
+        answers = await self._connection.scripts("route", [self._routed(write, limits) for write in writes])
+        answered = zip(writes, answers, strict=True)
+        return [_outcome(write.session_id, said).binding for write, said in answered if _read(list, said)[:1] == [0]]
+
+    def _routed(self, write: RouteWrite, limits: SessionLimits) -> tuple[list[str], list[Any]]:
+        """Keys and arguments of a write."""
+        schema, tenant, task = self._schema, tenant_key(write.tenant), write.task
+        return (
             [
-                session,
-                queue,
+                schema.session(write.session_id),
+                schema.queue(write.queue_worker_id),
                 schema.live,
                 schema.live_of(tenant),
                 schema.tenant_of(write.session_id),
@@ -188,8 +212,8 @@ class StateStore:
                 write.worker_id,
                 write.epoch,
                 ms(limits.ttl_s),
-                write.task.task_id,
-                codec.encode_task(write.task, self._clock()),
+                task.task_id if task else "",
+                codec.encode_task(task, self._clock()) if task else "",
                 schema.events,
                 write.queue_worker_id,
                 ms(QUEUE_TTL_S),
@@ -203,16 +227,6 @@ class StateStore:
                 ms(REQUEST_TTL_S),
             ],
         )
-        match answer:
-            case [-1, *_]:
-                raise TooManySessionsError("graph", limits.per_graph)
-            case [-2, *_]:
-                raise TooManySessionsError("tenant", limits.per_tenant)
-            case [-3, int(deaths), *_]:
-                raise FatalRequestError(deaths)
-            case [-4, *_]:
-                raise ResentRequestError
-        return _outcome(write.session_id, answer)
 
     async def record_death(self, prompt_digest: str, death: str) -> int:
         """A worker died while it ran a prompt. Returns how many deaths the store knows under this prompt.
@@ -435,7 +449,7 @@ def _text(value: bytes) -> str:
 
 
 def _outcome(session_id: str, answer: Any) -> RouteOutcome:
-    accepted, epoch, worker_id = _read(tuple[_Truth, Count, bytes], answer)
+    accepted, epoch, worker_id = _read(_Outcome, answer)
     return RouteOutcome(bool(accepted), Binding(session_id, _text(worker_id), epoch))
 
 

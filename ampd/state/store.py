@@ -97,7 +97,7 @@ class RouteWrite:
     Attributes:
         worker_id: the decode worker that the decision assumed.
         epoch: the binding's epoch that the decision assumed; 0 if the session was thought to be new.
-        task: the prefill to enter in `queue_worker_id`'s queue metadata.
+        task: the prefill to enter in `queue_worker_id`'s queue; None: that worker has it already, and publishes it.
         tenant: of the session, for the count of live sessions.
         ends_session: the session has no further round, so that its binding outlives this write by seconds only.
         prompt_digest: names the prompt among those under which workers died.
@@ -108,7 +108,7 @@ class RouteWrite:
     worker_id: str
     epoch: int
     queue_worker_id: str
-    task: PrefillTask
+    task: PrefillTask | None
     tenant: str = ""
     ends_session: bool = False
     prompt_digest: str = ""
@@ -135,10 +135,15 @@ class Event(Struct, frozen=True, array_like=True, tag=True):
 
 
 class WorkerUpdated(Event, frozen=True):
-    """A worker published its whole view, its queue included, with a lease of `lease_s` seconds."""
+    """A worker published its whole view, its queue included, with a lease of `lease_s` seconds.
+
+    Attributes:
+        done: prefills that have left its queue, which its earlier views may list, or nobody's.
+    """
 
     view: WorkerView
     lease_s: Seconds | None = None
+    done: tuple[Text, ...] = ()
 
 
 class WorkerRemoved(Event, frozen=True):
@@ -156,7 +161,7 @@ class TaskQueued(Event, frozen=True):
 
 
 class TaskDone(Event, frozen=True):
-    """A worker finished or gave up a prefill that was in its queue."""
+    """A coordinator took a prefill out of a worker's queue, which it may never have reached."""
 
     worker_id: Text
     task_id: Text

@@ -91,7 +91,8 @@ class ClusterView:
         self._given_up: dict[str, KnownWorker] = {}
         self._leaving: dict[str, KnownWorker] = {}
         self._lists: dict[Role, tuple[WorkerView, ...]] | None = None
-        self._listed = set[str]()
+        self._places: dict[str, int] = {}
+        self._stale = set[str]()
         self._recheck_s = float("inf")
         self._published_s = dict.fromkeys(Role, float("-inf"))
         self._watcher: Watcher | None = None
@@ -142,7 +143,7 @@ class ClusterView:
     def worker(self, worker_id: str) -> WorkerView | None:
         """A live worker, or None if it is unknown, expired or left out, or cannot serve the reader's rounds."""
         self._current()
-        return self._workers[worker_id].view() if worker_id in self._listed else None
+        return self._workers[worker_id].view() if worker_id in self._places else None
 
     def serves(self, worker: WorkerView) -> bool:
         """Whether a worker of the shared state can serve the reader's rounds."""
@@ -217,57 +218,65 @@ class ClusterView:
             self.counters.expired_workers += 1
             self._lists = None
 
-    def decoding(self, worker_id: str, rounds: int, context_tokens: int) -> None:
-        """Apply a worker's report of its decode batch until the worker publishes."""
-        worker = self._workers.get(worker_id)
-        if worker is not None:
-            worker.decode(rounds, context_tokens)
-            self._lists = None
+    def holding(self, worker_id: str, session_id: str, tokens: int, batch: tuple[int, int] | None = None) -> None:
+        """Apply a worker's report until the worker publishes.
 
-    def holding(self, worker_id: str, session_id: str, tokens: int) -> None:
-        """Apply a worker's report of the tokens of a session that it holds as KV until the worker publishes."""
+        Args:
+            tokens: of the session, that it holds as KV.
+            batch: the rounds of its decode batch, and their tokens; None: it has not told.
+        """
         worker = self._workers.get(worker_id)
         if worker is not None:
-            worker.hold(session_id, tokens)
-            self._lists = None
+            worker.hold(session_id, tokens, batch)
+            self._stale.add(worker_id)
 
     def apply(self, event: StateEvent) -> None:
         """Apply an event of the store, or the reader's own write before the store repeats it: events are idempotent."""
         match event:
-            case WorkerUpdated(view, lease_s):
+            case WorkerUpdated(view, lease_s, done):
                 self._published_s[view.role] = self._clock()
-                self._updated(view, self._lease_s if lease_s is None else lease_s)
-                self._workers[view.worker_id].suspect_until_s = float("-inf")
+                updated = self._updated(view, self._lease_s if lease_s is None else lease_s)
+                if updated.suspect_until_s > float("-inf"):
+                    updated.suspect_until_s, self._lists = float("-inf"), None
+                for task_id in done:
+                    updated.finish(task_id, self._clock())
             case WorkerRemoved(worker_id, is_expired):
                 # The end of a lease is noticed here by the time since the last publication. The store's clock may have
                 # jumped, and it may have refused the renewals of some workers, which were announced all the same.
                 if not is_expired and (worker := self._workers.pop(worker_id, None)):
                     self._leaving[worker_id] = worker
+                self._lists = None
             case TaskQueued(worker_id, task):
                 if worker := self._workers.get(worker_id):
                     worker.enter(task, self._clock())
+                    self._stale.add(worker_id)
             case TaskDone(worker_id, task_id):
                 if worker := self._workers.get(worker_id):
                     worker.finish(task_id, self._clock())
+                    self._stale.add(worker_id)
             case SessionEnded(session_id):
                 self._on_session_end(session_id)  # a worker's own views say what it holds
             case RoleAssigned():
                 pass  # a worker's own views say what its role is
-        self._lists = None
         self.counters.events += 1
 
-    def _updated(self, view: WorkerView, lease_s: float) -> None:
+    def _updated(self, view: WorkerView, lease_s: float) -> KnownWorker:
         now_s = self._clock()
         self._leaving.pop(view.worker_id, None)
         worker = self._workers.get(view.worker_id)
+        fits = self._serves(view)
+        if worker is None or (worker.fits, worker.published.role) != (fits, view.role):
+            self._lists = None
         if worker is None:
             worker = self._workers[view.worker_id] = KnownWorker(view, self._model)
         else:
             lost_tasks = worker.publish(view, now_s)
             # A snapshot after a loss says nothing of them: its views may be older than the loss.
             self.counters.lost_tasks += 0 if self._is_lost else lost_tasks
-        worker.fits = self._serves(view)
+        worker.fits = fits
         worker.renew(now_s, lease_s)
+        self._stale.add(view.worker_id)
+        return worker
 
     # -- the cached lists
 
@@ -275,7 +284,20 @@ class ClusterView:
         now_s = self._clock()
         if self._lists is None or now_s >= self._recheck_s:
             self._lists = self._rebuilt(now_s)
+        elif self._stale:
+            self._renew(self._lists)
+        self._stale.clear()
         return self._lists
+
+    def _renew(self, lists: dict[Role, tuple[WorkerView, ...]]) -> None:
+        """Renew the views of which more has been heard. Who is listed has not changed."""
+        changed: dict[Role, list[WorkerView]] = {}
+        for worker_id in self._stale & self._places.keys():
+            view = self._workers[worker_id].view()
+            if view.role not in changed:
+                changed[view.role] = list(lists[view.role])
+            changed[view.role][self._places[worker_id]] = view
+        lists.update((role, tuple(views)) for role, views in changed.items())
 
     def _rebuilt(self, now_s: float) -> dict[Role, tuple[WorkerView, ...]]:
         self._expire(now_s)
@@ -292,8 +314,9 @@ class ClusterView:
         lists: dict[Role, list[WorkerView]] = {role: [] for role in Role}
         for worker in trusted + _without_substitute(suspects, trusted):
             lists[worker.published.role].append(worker.view())
-        before, self._listed = self._listed, {view.worker_id for views in lists.values() for view in views}
-        for worker_id in before - self._listed:
+        before = self._places.keys()
+        self._places = {view.worker_id: place for views in lists.values() for place, view in enumerate(views)}
+        for worker_id in before - self._places.keys():
             log.warning(
                 "worker %s leaves the view: %s; left: %s",
                 worker_id,
@@ -340,6 +363,7 @@ class ClusterView:
             self.counters.losses += 1
             for worker in self._workers.values():
                 worker.forget_queue()
+            self._lists = None
 
     async def _reconnect(self) -> None:
         backoff_s = FIRST_BACKOFF_S

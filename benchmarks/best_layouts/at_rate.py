@@ -21,7 +21,7 @@ from pydantic import Field
 from ampd.errors import UserError, guarded
 from ampd.settings import Settings, parse_settings
 from benchmarks.best_layouts.entries import Entry, our_parts, ours, rivals, settings_named
-from benchmarks.policies.contest import Condition, run
+from benchmarks.policies.contest import Condition, reached, run
 from benchmarks.policies.settings import Setting
 
 PROG = "python -m benchmarks.best_layouts.at_rate"
@@ -65,12 +65,11 @@ def entries_of(setting: Setting, labels: str) -> list[Entry]:
 
 def row(entry: Entry, options: AtRateSettings) -> str:
     """The means of the seeds as a row of the table."""
-    reached = []
-    for seed in range(1, options.seeds + 1):
-        _, done = run(entry.setting, entry.contestant, options.rate, seed, options.condition)
-        reached.append(done.attainment(entry.setting.slo))
-    each = ", ".join(f"{100 * attained.rounds:.1f} / {100 * attained.sessions:.1f}" for attained in reached)
-    rounds, sessions = fmean(attained.rounds for attained in reached), fmean(attained.sessions for attained in reached)
+    seeds = range(1, options.seeds + 1)
+    runs = [run(entry.setting, entry.contestant, options.rate, seed, options.condition) for seed in seeds]
+    shares = [reached(entry.setting, *each) for each in runs]
+    each = ", ".join(f"{100 * attained.rounds:.1f} / {100 * attained.sessions:.1f}" for attained in shares)
+    rounds, sessions = fmean(attained.rounds for attained in shares), fmean(attained.sessions for attained in shares)
     return f"| {entry.label} | {100 * rounds:.1f} / {100 * sessions:.1f} | {each} |"
 
 

@@ -11,7 +11,7 @@ from ampd.call_signatures import Signer
 from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT
 from benchmarks.fuzz.mutations import changed
 from benchmarks.fuzz.target import Target
-from router.calls import DynamoCalls
+from router.calls import WorkerCalls
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from router.worker_access import WorkerAccess
 
@@ -31,11 +31,11 @@ def _answer(rng: random.Random) -> Any:
 
 def _ask(answer: Any) -> None:
     asyncio.run(
-        _ask_both(DynamoCalls(dict.fromkeys((GENERATE_ENDPOINT, KV_ENDPOINT), _Endpoint(answer)), Signer((), "c")))
+        _ask_both(WorkerCalls(dict.fromkeys((GENERATE_ENDPOINT, KV_ENDPOINT), _Endpoint(answer)), Signer((), "c")))
     )
 
 
-async def _ask_both(calls: DynamoCalls) -> None:
+async def _ask_both(calls: WorkerCalls) -> None:
     nothing = cast(Any, None)  # what is no part of a question
     access = WorkerAccess(nothing, nothing, calls, _TIMEOUT_S)
     assert 0 <= await access.matched_pages("1", _KEYS) <= len(_KEYS)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from ampd.handler_stream import Chunk, HandlerStream
 from ampd.keys import pack_tokens
 from ampd.perf.corrections import CorrectedModel
 from ampd.policies.registry import create_named
@@ -130,7 +132,7 @@ class FuzzedWorker:
             self._loop.run_until_complete(self._check_serves())
 
     async def _drain(self, endpoint: str, request: Any) -> None:
-        chunks = cast(AsyncGenerator[Any, None], getattr(self._parts.rounds, endpoint)(request))
+        chunks = HandlerStream[Chunk](partial(getattr(self._parts.rounds, endpoint), request))
         outputs = 0
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -14,12 +14,12 @@ from ampd.types import ATTAINMENT, Moves
 from benchmarks.policies.arrivals import POISSON, rearranged
 from benchmarks.policies.settings import Setting
 from benchmarks.rate_search import RateSearch
-from benchmarks.sustained import in_time_share
+from benchmarks.sustained import in_time_share, out_of_reach
 from planner.layout.trial import IN_TIME
 from planner.simulator.options import Cluster, Policies, SimulationOptions
 from planner.simulator.outcome import SimulationRun
 from planner.simulator.simulate import simulate
-from workloads.results import meets
+from workloads.results import Attainment, attainment, meets
 from workloads.trace import Session
 
 TARGET = ATTAINMENT
@@ -192,15 +192,25 @@ def run(
     )
 
 
+def reached(setting: Setting, sessions: Sequence[Session], done: SimulationRun) -> Attainment:
+    """The attainment of a run, without the rounds and sessions that are out of every policy's reach."""
+    model = setting.performance_model()
+    degrees = [group.parallelism for group in setting.cluster().colocated().decode]
+    lost = {each.session_id: out_of_reach(each, model, degrees, setting.slo) for each in sessions}
+    rounds = [record for record in done.rounds if record.index not in lost[record.session_id]]
+    planned = {name: count for name, count in done.rounds_planned.items() if not lost[name]}
+    return attainment(rounds, planned, setting.slo)
+
+
 def measure(setting: Setting, sessions: Sequence[Session], done: SimulationRun) -> Point:
     """The figures of a run."""
-    slo, reached = setting.slo, done.attainment(setting.slo)
+    slo, shares = setting.slo, reached(setting, sessions, done)
     until_s = sessions[-1].arrival_s
     ended = [record for record in done.rounds if record.error is None and record.ended_s <= until_s]
     routed = [record.route for record in done.rounds if record.route is not None]
     return Point(
-        rounds=reached.rounds,
-        sessions=reached.sessions,
+        rounds=shares.rounds,
+        sessions=shares.sessions,
         in_time=in_time_share(done.rounds, sessions, slo),
         completed=len(ended) / until_s,
         attained=sum(meets(each, slo) for each in ended) / until_s,

@@ -1,11 +1,12 @@
-"""Sessions in time: tools and tokens count, and a session that starves does not."""
+"""Sessions in time: tools and tokens count, a session that starves does not, and some rounds are out of reach."""
 
 from __future__ import annotations
 
 import pytest
 
-from ampd.types import Slo
-from benchmarks.sustained import in_time_share, time_at_targets_s
+from ampd.perf.presets import analytic_model
+from ampd.types import Parallelism, Slo
+from benchmarks.sustained import in_time_share, out_of_reach, time_at_targets_s
 from planner.layout.trial import TIME_FACTOR
 from planner.simulator.outcome import SimulatedRound
 from workloads.trace import Round, Session
@@ -30,3 +31,17 @@ def test_a_session_that_ends_late_is_not_in_time() -> None:
 
     assert in_time_share([ended("a", limit_s), ended("b", limit_s)], sessions, SLO) == 1.0
     assert in_time_share([ended("a", limit_s), ended("b", limit_s + 0.1)], sessions, SLO) == 0.5
+
+
+def test_a_round_is_out_of_reach_if_no_idle_worker_serves_it_on_target() -> None:
+    model, small, large = analytic_model("llama-3.1-8b", "h100"), Parallelism(1), Parallelism(4)
+    rounds = (Round(incr_tokens=8000, output_tokens=2), Round(incr_tokens=50, output_tokens=2))
+    session = Session(session_id="s", arrival_s=0.0, rounds=rounds)
+    slow_s, fast_s = (model.prefill_s(0, 8000, each) for each in (small, large))
+    step_s = model.decode_step_s(1, 8001, small)
+    assert fast_s < slow_s
+    between = Slo((slow_s + fast_s) / 2, 2 * step_s)
+    assert out_of_reach(session, model, [small], between) == {0}, "the second round has its history"
+    assert not out_of_reach(session, model, [small, large], between)
+    assert out_of_reach(session, model, [small], Slo(2 * slow_s, step_s / 2)) == {0, 1}
+    assert not out_of_reach(session, model, [small], Slo(slow_s, 2 * step_s))

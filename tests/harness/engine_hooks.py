@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import count
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -15,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+
+from tests.harness.fake_streams import FakeDevice
 
 
 @contextmanager
@@ -89,17 +91,18 @@ def delay_rank(late: str, longest_s: float) -> None:
             pause(self._link)
             self._writer.write(*args)
 
-    make, copy = RankLink.__init__, PageLoader._copy
+    make = RankLink.__init__
 
     def make_slow(link: RankLink, address: str, number: int, geometry: KvGeometry, writer: Any, *more: Any) -> None:
         make(link, address, number, geometry, SlowWriter(link, writer), *more)
 
-    def copy_late(loader: PageLoader, *args: Any) -> None:
+    def pause_loader(loader: PageLoader) -> None:
         pause(loader._link)
-        copy(loader, *args)
 
     patches: Any = RankLink, PageLoader
-    patches[0].__init__, patches[1]._copy = make_slow, copy_late
+    patches[0].__init__ = make_slow
+    for name in ("start", "_release"):
+        setattr(PageLoader, name, _after(pause_loader, getattr(PageLoader, name)))
     for name in ("_answer", "offer", "loadable", "begin_load", "end_load", "reset"):
         setattr(RankLink, name, _after(pause, getattr(RankLink, name)))
 
@@ -113,18 +116,22 @@ def _after(pause: Callable[..., None], act: Callable[..., Any]) -> Callable[...,
 
 
 def delay_loads(longest_s: float) -> None:
-    """Let the copies of each request's pages to the device begin late: a layer that does not wait for its own shows."""
+    """Let each layer land when it is waited for, or later: a layer that does not wait for its own shows."""
     from workers.kv.ranks.copies import PageLoader
 
-    copy = PageLoader._copy
     rng = random.Random(1)
+    load_on(FakeDevice())
+    late: Any = PageLoader
+    late._release = _after(lambda _loader: time.sleep(rng.uniform(0, longest_s)), late._release)
 
-    def copy_late(loader: PageLoader, *args: Any) -> None:
-        time.sleep(rng.uniform(0, longest_s))
-        copy(loader, *args)
 
-    patched: Any = PageLoader
-    patched._copy = copy_late
+def load_on(device: FakeDevice) -> None:
+    """Let the copies of this process have these streams. SGLang has those of the CPU."""
+    from workers.kv.ranks import copies
+
+    patched: Any = copies
+    patched.torch = SimpleNamespace(**vars(torch) | {"get_device_module": lambda _where: device})
+    patched.Pipeline.launch = lambda *args: device.launch(*args)
 
 
 def change_memory(factor: float) -> None:
@@ -188,48 +195,38 @@ def write_late(notes: str, page_tokens: int) -> None:
 
     On a CPU a forward has ended when it is launched. So what it wrote is written again, at the latest possible moment:
     when the loader waits for it, before its result is processed, or before the next forward. The scheduler's stream
-    waits for no forward. A load goes through its part for GPUs, as early as it can. See `_Step` for the notes.
+    waits for no forward. A load runs as early as it can. See `_Step` for the notes.
     """
     from sglang.srt.managers.scheduler import Scheduler
 
-    from workers.kv.ranks import copies as page_loader
+    from workers.kv.ranks.copies import PageLoader
 
-    step, copied = _Step(notes), threading.Event()
+    step, device = _Step(notes), FakeDevice()
+    events: Any = device.Event
 
-    class Event:
+    class Event(events):  # type: ignore[misc]
+        is_of_step = False
+
         def record(self, stream: Any = None) -> None:
             self.is_of_step = stream is not None and stream is step.stream
+            super().record(stream)
 
-        def synchronize(self) -> None:
+        def reach(self) -> None:
             if self.is_of_step:
                 step.end()
+            super().reach()
 
-    def stream(_stream: Any = None) -> Any:
-        return nullcontext()
-
-    stand_in = SimpleNamespace(Stream=lambda: SimpleNamespace(synchronize=lambda: None), Event=Event, stream=stream)
-    patched: Any = page_loader
-    patched.torch = SimpleNamespace(**{**vars(patched.torch), "cuda": stand_in})
-    loader: Any = page_loader.PageLoader
-    make, start, copy = loader.__init__, loader.start, loader._copy
+    device.Event = Event
+    load_on(device)
+    loader: Any = PageLoader
+    start = loader.start
     run, process = Scheduler.run_batch, Scheduler.process_batch_result
 
-    def make_for_gpu(self: Any, *args: Any, **more: Any) -> None:
-        make(self, *args, **more | {"on_gpu": True})
-
-    def start_and_wait(self: Any) -> Any:
-        step.loads({page for load, _ in self._queued.values() for page in load["kv"][0]}, page_tokens)
-        copied.clear()
+    def start_and_load(self: Any) -> Any:
+        step.loads({page for load, _ in self._queued.values() for page in load["kv"][0].tolist()}, page_tokens)
         index = start(self)
-        if index >= 0:
-            copied.wait()
+        self._copies.loading.event(self._copies.loading.emptying).reach()
         return index
-
-    def copy_and_tell(self: Any, *args: Any) -> None:
-        try:
-            copy(self, *args)
-        finally:
-            copied.set()
 
     def run_late(self: Any, batch: Any, *args: Any, **more: Any) -> Any:
         step.end()
@@ -243,5 +240,5 @@ def write_late(notes: str, page_tokens: int) -> None:
             step.end()
         return process(self, batch, result, *args, **more)
 
-    loader.__init__, loader.start, loader._copy = make_for_gpu, start_and_wait, copy_and_tell
+    loader.start = start_and_load
     Scheduler.run_batch, Scheduler.process_batch_result = run_late, process_after

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import uvloop
@@ -59,13 +59,14 @@ class Lab:
         await client.wait_for_instances()
         return client
 
-    async def _take(self, frame: Frame) -> bool:
+    async def _take(self, frame: Frame, taken: Callable[[], None]) -> bool:
         request = frame.request()
         if not request.get("direct"):
             return False
         frame.metadata["session"] = "s"
         worker_id = f"{self._worker.connection_id():x}"
         await self._worker_frames.send(frame, worker_id, {**request, "keys": [b"k"], "decided": True}, timeout_s=60)
+        taken()
         return True
 
     async def _work(self, request: Any, context: Any) -> AsyncIterator[Any]:

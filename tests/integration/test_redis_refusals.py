@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -33,7 +34,6 @@ from router.round_errors import WorkerLostError
 from router.round_window import Counts
 from router.session_memory import UNKNOWN
 from router.targets import TargetLimits
-from router.unplaced_round import UnplacedRound
 from router.worker_access import LeaseProbe
 from tests.harness.sentinels import Sentinels
 from tests.harness.tcp_proxy import TcpProxy
@@ -98,9 +98,23 @@ class Graph:
 
         request = {"token_ids": [1] * 64, "agent_context": {"session_id": f"session-{self._rounds}"}}
         round_ = parse_round(request, TargetLimits(SLO))
-        return await self._placer.place(
-            UnplacedRound(round_, UNKNOWN, cast(Any, NoHistory()), "", "", time.monotonic())
+        run: Any = SimpleNamespace(
+            request=round_,
+            session_id=round_.session_id,
+            session=UNKNOWN,
+            history=NoHistory(),
+            request_id="",
+            deaths=SimpleNamespace(prompt_digest=""),
+            arrival_s=time.monotonic(),
+            binding=None,
+            holder=None,
+            may_move=False,
+            is_admitted=False,
+            goes_on=False,
+            local_only=None,
+            avoided=set(),
         )
+        return await self._placer.place(run)
 
     def is_complete(self) -> bool:
         return len(self.view.decode()) == 2 and len(self.view.prefill()) == 1

@@ -235,11 +235,11 @@ class AnsweredCall:
     async def kv(self, request: KvRequest) -> KvReply:
         return await self._workers.kv(self._worker_id, request, 1.0)
 
-    async def generate(self, request: Any) -> AsyncIterator[Chunk]:
+    async def generate(self, request: Any, send: Send[Chunk]) -> None:
         own, self.own = self.own, None
         try:
             async for chunk in own or await self._workers.generate(self._worker_id, request, self._context):
-                yield chunk
+                send(chunk)
         except WorkerRefusedError as error:
             raise EngineError(str(error), error.status) from None
         except (ConnectionError, WorkerLostError):
@@ -367,7 +367,7 @@ class Replica:
             random.Random(1),
             log_left_out,
         )
-        self.calls = Answering(self.workers, lambda: self.services.ends, self._spawn)
+        self.calls = cast(Any, Answering(self.workers, lambda: self.services.ends, self._spawn))
         self.refusals: list[tuple[int, str]] = []
         access = WorkerAccess(self.view, self.store, self.calls, 1.0)
         self.services = Services(

@@ -10,6 +10,7 @@ from ampd.keys import session_key
 from ampd.types import WorkerView
 from tests.router.replica_lab import Replica
 from tests.waiting import until
+from tests.workers.rounds_lab import chunks_of
 from workers.parts import WorkerParts
 
 
@@ -25,10 +26,10 @@ class Site:
         replica.workers.kv = self._kv
 
     async def _prefill(self, worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.parts[worker_id].rounds.prefill(request)
+        return chunks_of(self.parts[worker_id].rounds.prefill, request)
 
     async def _generate(self, worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
-        return self.parts[worker_id].rounds.generate(request)
+        return chunks_of(self.parts[worker_id].rounds.generate, request)
 
     async def _kv(self, worker_id: str, request: Any, _timeout_s: float) -> Any:
         return await self.parts[worker_id].rounds.kv(request)

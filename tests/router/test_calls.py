@@ -10,7 +10,7 @@ import pytest
 
 from ampd.call_signatures import Signer
 from ampd.wire import GENERATE_ENDPOINT, KV_ENDPOINT, KvRequest, error_text, with_engine_start
-from router.calls import DynamoCalls, worker_error
+from router.calls import WorkerCalls, worker_error
 from router.round_errors import WorkerLostError, WorkerRefusedError
 from tests.router.replica_lab import FakeContext
 from tests.virtual_time import run_virtually
@@ -57,10 +57,10 @@ class Client:
             yield reply
 
 
-def calls(start: Exception | list[Any], resets: int = 0) -> tuple[DynamoCalls, Client]:
+def calls(start: Exception | list[Any], resets: int = 0) -> tuple[WorkerCalls, Client]:
     client = Client(start, resets)
     endpoints = (GENERATE_ENDPOINT, KV_ENDPOINT)
-    return DynamoCalls(dict.fromkeys(endpoints, client), Signer((), "c")), client
+    return WorkerCalls(dict.fromkeys(endpoints, client), Signer((), "c")), client
 
 
 @pytest.mark.parametrize(

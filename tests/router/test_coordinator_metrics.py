@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from dynamo.runtime import Context
@@ -131,7 +131,7 @@ async def open_site(*views: Any, pools: Any = None, **flags: Any) -> Site:
     recorder = RoundRecorder()
     coordinator = Coordinator(
         settings,
-        Answering(workers, lambda: coordinator._ends),
+        cast(Any, Answering(workers, lambda: coordinator._ends)),
         store,
         CoordinatorPolicies(
             registry.create("binding", "least-kv"),

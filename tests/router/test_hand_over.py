@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ampd.perf.presets import load_performance_model
 from ampd.policies import registry
@@ -63,20 +63,26 @@ async def opened(*names: str) -> AsyncIterator[tuple[Coordinator, HandingOn]]:
         load_performance_model("tiny-cpu"),
         None,
     )
-    coordinator = Coordinator(CoordinatorSettings(model=Path("m"), perf="tiny-cpu"), calls, store, policies)
+    coordinator = Coordinator(CoordinatorSettings(model=Path("m"), perf="tiny-cpu"), cast(Any, calls), store, policies)
     await coordinator.start()
     yield coordinator, calls
     await coordinator.stop()
+
+
+def taken_by_worker() -> None:
+    """Nobody waits for it."""
 
 
 def taken(coordinator: Coordinator, worker_id: str, request_id: str) -> None:
     coordinator._ends._told(worker_id, Begun(request_id))
 
 
-async def test_a_round_is_taken_with_its_worker_s_sign_and_over_with_its_end() -> None:
+async def test_a_round_is_over_with_its_end_and_its_frontend_may_rely_on_the_worker_that_has_taken_it() -> None:
     async with opened("d1") as (coordinator, calls):
-        taking = asyncio.ensure_future(coordinator.take(framed()))
-        await until(lambda: calls.given)
+        taken_after: list[int] = []
+        taking = asyncio.ensure_future(coordinator.take(framed(), lambda: taken_after.append(len(calls.given))))
+        await until(lambda: taken_after)
+        assert taken_after == [1]
         assert not taking.done()
         taken(coordinator, "d1", "r")
         assert await taking
@@ -96,7 +102,7 @@ async def test_a_worker_that_does_not_take_a_round_is_passed_by() -> None:
             taken(coordinator, worker_id, request_id)
 
         calls.act = act
-        assert await coordinator.take(framed())
+        assert await coordinator.take(framed(), taken_by_worker)
         assert {name for name, _ in calls.given} == {"d1", "d2"}
 
 
@@ -112,7 +118,7 @@ async def test_a_round_whose_worker_dies_before_it_has_the_frontend_goes_to_anot
                 taken(coordinator, worker_id, request_id)
 
         calls.act = act
-        assert await coordinator.take(framed())
+        assert await coordinator.take(framed(), taken_by_worker)
         assert {name for name, _ in calls.given} == {"d1", "d2"}
         assert coordinator.worker_deaths == 1
         assert coordinator.running == 1
@@ -121,7 +127,7 @@ async def test_a_round_whose_worker_dies_before_it_has_the_frontend_goes_to_anot
 async def test_a_refusal_is_sent_by_dynamo_s_handler_once() -> None:
     async with opened("d1") as (coordinator, calls):
         frame = framed({**NEW, "token_ids": []})
-        assert not await coordinator.take(frame)
+        assert not await coordinator.take(frame, taken_by_worker)
         (chunk,) = [chunk async for chunk in coordinator.generate({}, frame)]
         assert chunk["error"]["class"] == "InvalidRequest"
         assert "the prompt is empty" in chunk["error"]["message"]

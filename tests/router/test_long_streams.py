@@ -22,7 +22,7 @@ from tests.router.site_lab import Site
 from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.rounds_lab import message
+from tests.workers.rounds_lab import chunks_of, message
 
 EXPECTED = [64, 65, 66, 67, 68]
 BUSY = "this worker has too much to do"
@@ -172,7 +172,7 @@ async def test_a_stream_older_than_the_patience_ends_at_a_worker_whose_queue_is_
 
         async def generate(worker_id: str, request: Any, _context: Any) -> AsyncIterator[dict[str, Any]]:
             asked.append(worker_id)
-            chunks = parts[worker_id].rounds.generate(request)
+            chunks = chunks_of(parts[worker_id].rounds.generate, request)
             return _dies(chunks) if len(asked) == 1 else chunks
 
         async def _dies(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
@@ -180,7 +180,7 @@ async def test_a_stream_older_than_the_patience_ends_at_a_worker_whose_queue_is_
             (other,) = set(parts) - set(asked)
             await chunks.aclose()  # type: ignore[attr-defined]
             before = [message(prompt_of(200, seed=number), 1, f"long-{number}") for number in range(2, 6)]
-            blocking.extend(asyncio.create_task(_all(parts[other].rounds.generate(each))) for each in before)
+            blocking.extend(asyncio.create_task(_all(chunks_of(parts[other].rounds.generate, each))) for each in before)
             await until(lambda: len(queues_of[other]) == len(before))
             clock.shift_s = 60.0
             dead.update(asked)

@@ -236,28 +236,29 @@ async def test_a_slow_answer_concerns_its_round_only() -> None:
         assert await replica.store.binding(session_key("", "b")) is not None
 
 
-async def test_an_owner_gets_its_next_round_before_the_store_has_it() -> None:
+async def test_an_owner_gets_its_next_rounds_before_the_store_has_them_all_at_once() -> None:
     async with Replica(await cluster(worker("d1"))) as replica:
         await replica.round("s")
         await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): len(PROMPT)}), 60.0)
         await asyncio.sleep(0)
-        route, may_answer = replica.store.route, asyncio.Event()
-        written: list[str] = []
+        refresh, written = replica.store.refresh, []
 
-        async def late(write: Any, limits: Any) -> Any:
-            await may_answer.wait()
-            written.append(write.session_id)
-            return await route(write, limits)
+        async def noted(writes: Any, limits: Any) -> Any:
+            written.append([(write.session_id, write.task) for write in writes])
+            return await refresh(writes, limits)
 
-        replica.store.route = late
-        chunks = [chunk async for chunk in replica.chunks("s")]
-        assert chunks[-1]["engine_data"]["ampd"]["decode_worker"] == "d1"
-        assert not written
-        new = asyncio.create_task(replica.round("new"))
-        await asyncio.sleep(0)
-        may_answer.set()
-        await new
-        assert written == [session_key("", "s"), session_key("", "new")]
+        replica.store.refresh = noted
+        calls = replica.store.round_trips.calls["route"]
+        for _ in range(2):
+            _, record = await replica.round("s")
+            assert record["decode_worker"] == "d1"
+            assert not written
+            await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): len(PROMPT)}), 60.0)
+            await asyncio.sleep(0)
+        await until(lambda: written)
+        await asyncio.gather(*replica.tasks)
+        assert written == [2 * [(session_key("", "s"), None)]]
+        assert replica.store.round_trips.calls["route"] == calls + 1
 
 
 async def test_workers_that_were_lost_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

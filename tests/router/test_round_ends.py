@@ -45,7 +45,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.lives = False
-        self.ends: round_ends.RoundEnds[Run] = round_ends.RoundEnds(self._lost, lambda: self.now_s)
+        self.ends: Any = round_ends.RoundEnds(self._lost, lambda: self.now_s)
 
     async def _lost(self, worker_id: str, message: str) -> WorkerLostError:
         return WorkerLostError(worker_id, message, lives=self.lives)
@@ -80,12 +80,23 @@ async def test_what_a_worker_tells_reaches_the_round_in_its_order() -> None:
         run, address = coordinator.begin("r"), coordinator.ends.address
         other = coordinator.begin("other", "another worker")
         worker.begins(address, "r")
+        await until(lambda: run.heard)
         told: list[Any] = [Begun("r", has_output=True), Begun("other"), RoundEnded("r", "complete", bytes(4))]
         for each in told:
             worker.tell(address, each)
         await until(lambda: run.is_over)
         assert run.heard == [Begun("r"), told[0], told[2]]
         assert other.heard == [], "a worker speaks of its own rounds only"
+
+
+async def test_a_short_round_is_told_once() -> None:
+    async with both() as (coordinator, worker):
+        run, long, address = coordinator.begin("r"), coordinator.begin("long"), coordinator.ends.address
+        worker.begins(address, "r")
+        worker.begins(address, "long")
+        worker.tell(address, RoundEnded("r", "complete"))
+        await until(lambda: long.heard)
+        assert run.heard == [RoundEnded("r", "complete")]
 
 
 async def test_the_rounds_of_a_worker_that_dies_are_lost_and_a_frontend_may_send_them_again() -> None:

@@ -217,6 +217,7 @@ async def test_a_replica_that_missed_a_move_reads_what_the_new_owner_lacks_from_
         late.workers.calls.clear()
         _, record = await late.round()
         assert (record["decode_worker"], record["epoch"]) == ("d1", 1)
+        await until(lambda: late.services.sessions.find(KEY).binding.worker_id == "d2")
         await late.store.publish_worker(worker("d1", held_tokens={KEY: len(PROMPT)}), 60.0)
         await asyncio.sleep(0)
         _, record = await late.round()

@@ -28,13 +28,16 @@ def test_all_stages_run_without_a_gpu(tmp_path: Path) -> None:
         assert of_stage[-1]["error"] == "", stage
         assert all((row["stage"], row["commit"], row["device"]) == (stage, "c1", "cpu") for row in of_stage)
         assert all(row["versions"]["torch"] and row["card"] for row in of_stage[:-1])
-    assert [(row["is_fenced"], row["wrong"], row["errors"]) for row in found["fence"][:-1]] == [
-        (True, 0, []),
-        (False, 0, []),
+    assert [(row["is_fenced"], row["wrong"], row["failed"], row["late"]) for row in found["fence"][:-1]] == [
+        (True, 0, 0, 0),
+        (False, 0, 0, 0),
     ]
     assert [row["is_right"] for row in found["pinning"] if row["what"] == "load"] == [True, True]
     assert found["tests"][0]["code"] == 0
     assert {row["what"] for row in found["copies"]} == {"link", "load", "write", "beside", "end"}
+    loads = [row for row in found["copies"] if row["what"] == "load"]
+    assert {row["order"] for row in loads} == {"neighbours", "any"}
+    assert all(0 < row["calls"] < 100 and row["enqueue_ms"] <= row["first_layer_ms"] for row in loads)
 
 
 def run(stage: str, script: str, tmp_path: Path, limit_s: float = 60.0) -> list[dict[str, Any]]:

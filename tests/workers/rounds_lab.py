@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
+from ampd.handler_stream import Chunk, HandlerStream, Send
 from ampd.keys import pack_tokens
 from ampd.policies.base import OrderingSituation, Pick
 from ampd.wire import GenerateRequest
@@ -54,6 +56,11 @@ class Recorded:
                 if output.finish_reason:
                     self.calls[mine] = (len(request.token_ids), request.max_new_tokens, output.cached_tokens)
                 yield output
+
+
+def chunks_of(served: Callable[[Any, Send[Chunk]], Coroutine[Any, Any, None]], request: Any) -> HandlerStream[Chunk]:
+    """The chunks of an endpoint's answer."""
+    return HandlerStream(partial(served, request))
 
 
 def message(

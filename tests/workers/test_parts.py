@@ -11,7 +11,7 @@ from ampd.types import Parallelism
 from tests.memory_store import MemoryStore
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.rounds_lab import message
+from tests.workers.rounds_lab import chunks_of, message
 from workers.parts import WorkerParts
 
 
@@ -33,7 +33,7 @@ async def rounds_of(parts: WorkerParts, *session_ids: str) -> None:
     """Each session has a round of two pages."""
     for seed, session_id in enumerate(session_ids):
         call: Any = message(prompt_of(40, seed=seed), 2, session_id)
-        assert [chunk async for chunk in parts.rounds.generate(call)]
+        assert [chunk async for chunk in chunks_of(parts.rounds.generate, call)]
 
 
 async def test_a_session_that_ends_is_released_with_its_last_round(model_folder: Path) -> None:
@@ -44,7 +44,7 @@ async def test_a_session_that_ends_is_released_with_its_last_round(model_folder:
         await rounds_of(parts, "s")
         assert set(parts.changes.held_tokens) == {"s"}
         call: Any = message(prompt_of(40), 2, "s") | {"ends_session": True}
-        assert [chunk async for chunk in parts.rounds.generate(call)]
+        assert [chunk async for chunk in chunks_of(parts.rounds.generate, call)]
         assert parts.changes.held_tokens == {}
 
 

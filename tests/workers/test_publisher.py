@@ -88,15 +88,11 @@ class SlowStore(MemoryStore):
         self.reported: list[list[str]] = []
         self._now_s = clock
 
-    async def publish_worker(self, view: WorkerView, lease_s: float) -> RoleAssigned | None:
+    async def publish_worker(self, view: WorkerView, lease_s: float, done: Sequence[str] = ()) -> RoleAssigned | None:
         await asyncio.sleep(0.2)
         self.published_s.append(self._now_s())
-        return await super().publish_worker(view, lease_s)
-
-    async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
-        await asyncio.sleep(0.2)
-        self.reported.append(list(task_ids))
-        await super().finish_tasks(worker_id, task_ids)
+        self.reported.append(list(done))
+        return await super().publish_worker(view, lease_s, done)
 
 
 def test_a_late_publication_is_noticed_until_that_has_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:

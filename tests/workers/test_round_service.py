@@ -15,12 +15,13 @@ import pytest
 import ampd.keys
 import workers.publisher
 from ampd.keys import pack_tokens
-from ampd.types import Parallelism
+from ampd.state.store import RoleAssigned
+from ampd.types import Parallelism, WorkerView
 from tests.memory_store import MemoryStore
 from tests.waiting import PATIENCE_S, until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.rounds_lab import Recorded, message
+from tests.workers.rounds_lab import Recorded, chunks_of, message
 from workers.engines.base import EngineError
 from workers.round_service import RoundService
 
@@ -41,12 +42,12 @@ async def test_a_round_that_begins_to_decode_is_published(
         publisher, rounds = parts.publisher, parts.rounds
         await publisher.start()
         call: Any = message(prompt_of(40), 3000, "s", source=source)
-        async with aclosing(rounds.generate(call)) as chunks:
+        async with aclosing(chunks_of(rounds.generate, call)) as chunks:
             await anext(chunks)
             await until(lambda: is_decoding(store))
             # The report of a round that ends meanwhile counts the rounds that stay.
             short: Any = message(prompt_of(40, seed=2), 4, "short", source=source)
-            async with aclosing(rounds.generate(short)) as others:
+            async with aclosing(chunks_of(rounds.generate, short)) as others:
                 report = [chunk async for chunk in others][-1]["ampd"]
             assert report["decode_batch"] == 1
             assert report["decode_context_tokens"] > 40
@@ -56,26 +57,28 @@ async def test_a_round_that_begins_to_decode_is_published(
 @pytest.mark.parametrize("kind", ["generate", "prefill"])
 async def test_a_prefill_leaves_the_queue_with_its_first_token(model_folder: Path, kind: str) -> None:
     """Coordinators hear so once, while the round goes on, because no published queue may have listed the prefill."""
-    done: list[str] = []
+    finished: list[str] = []
 
     class Store(MemoryStore):
-        async def finish_tasks(self, worker_id: str, task_ids: Sequence[str]) -> None:
-            done.extend(task_ids)
-            await super().finish_tasks(worker_id, task_ids)
+        async def publish_worker(
+            self, view: WorkerView, lease_s: float, done: Sequence[str] = ()
+        ) -> RoleAssigned | None:
+            finished.extend(done)
+            return await super().publish_worker(view, lease_s, done)
 
     lab = Lab(model_folder, Times(step_s=0.02))
     async with lab.engine("D") as engine:
         parts = worker_parts("D", engine, lab.times, store=Store(), lease_s=300.0)
         await parts.publisher.start()
         call: Any = message(prompt_of(40), 3000, "s")
-        async with aclosing(getattr(parts.rounds, kind)(call)) as chunks:
+        async with aclosing(chunks_of(getattr(parts.rounds, kind), call)) as chunks:
             await anext(chunks)
-            await until(lambda: done == ["s"])
-            assert parts.rounds.running == 1
+            await until(lambda: finished == ["s"])
+            assert parts.rounds.running == (kind == "generate")
         await until(lambda: parts.rounds.running == 0)
         assert parts.changes.finished_tasks() == []
         await parts.publisher.retire()
-    assert done == ["s"]
+    assert finished == ["s"]
 
 
 async def test_an_announcement_brings_the_kv_to_the_device(model_folder: Path) -> None:
@@ -86,7 +89,7 @@ async def test_an_announcement_brings_the_kv_to_the_device(model_folder: Path) -
         async def tiers(session: str, seed: int, tokens: int, new: int) -> dict[str, int]:
             """Where the KV of a prompt was."""
             call: Any = message(prompt_of(tokens, seed), new, session)
-            async with aclosing(parts.rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(parts.rounds.generate, call)) as chunks:
                 last = [chunk async for chunk in chunks][-1]
             return {tier: count for tier, count in last["ampd"]["hit_tokens"].items() if count}
 
@@ -108,7 +111,7 @@ async def test_tenants_share_no_kv(model_folder: Path) -> None:
         async def tiers(rounds: RoundService, session: str, tenant: str, source: str | None = None) -> dict[str, int]:
             """Where the KV of the prompt was, by the worker's report; the usage counts the same."""
             call: Any = message(prompt, 4, session, source=source, routing={"cache_salt": tenant})
-            async with aclosing(rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(rounds.generate, call)) as chunks:
                 last = [chunk async for chunk in chunks][-1]
             hits: dict[str, int] = last["ampd"]["hit_tokens"]
             kept = sum(hits[tier] for tier in ("device", "store", "peer"))
@@ -138,7 +141,7 @@ async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypat
         for rounds, source in ((here, None), (there, "D")):
             hashed.clear()
             call: Any = message(prompt, 40, "s", source=source)
-            async with aclosing(rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(rounds.generate, call)) as chunks:
                 assert [chunk async for chunk in chunks]
             # The last token has no KV.
             assert hashed.total() == len(hashed) == (len(prompt) + 40 - 1) // 16
@@ -146,13 +149,13 @@ async def test_each_page_of_a_round_is_hashed_once(model_folder: Path, monkeypat
             hashed.clear()
             longer = [*prompt, *prompt_of(160, seed=3)]
             call = message(longer, 40, "s", source=source)
-            async with aclosing(rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(rounds.generate, call)) as chunks:
                 assert [chunk async for chunk in chunks]
             assert hashed.total() == len(hashed) == (160 + 40 - 1) // 16
             # A session that has ended is forgotten.
             await rounds.kv({"op": "release_session", "session_id": "s"})
             hashed.clear()
-            async with aclosing(rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(rounds.generate, call)) as chunks:
                 assert [chunk async for chunk in chunks]
             assert hashed.total() == (len(longer) + 40 - 1) // 16
 
@@ -173,7 +176,7 @@ async def test_a_local_round_reads_its_history_from_the_owner_before(
 
         async def play(rounds: RoundService, prompt: list[int], **more: Any) -> tuple[list[int], Any]:
             call: Any = {**message(prompt, 8, "s", hist=792 if more else 0), **more}
-            async with aclosing(rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(rounds.generate, call)) as chunks:
                 every = [chunk async for chunk in chunks]
             return [token for chunk in every for token in chunk["token_ids"]], every[-1]["ampd"]
 
@@ -194,7 +197,7 @@ async def test_a_session_that_moved_here_keeps_its_kv_as_long_as_at_its_old_owne
         )
         for session, kept_tokens in (("begins", 0), ("moved", 400)):
             call: Any = {**message(prompt_of(480), 4, session), "kept_tokens": kept_tokens}
-            async with aclosing(parts.rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(parts.rounds.generate, call)) as chunks:
                 assert [chunk async for chunk in chunks]
         now_s = 300.0
         assert await parts.sessions.release_idle() == ["begins"]
@@ -208,12 +211,12 @@ async def test_a_history_is_read_while_its_round_waits(model_folder: Path) -> No
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
         workers = {name: worker_parts(name, each, lab.times) for name, each in (("D", decode), ("P", prefill))}
         first: Any = message(history, 4, "s")
-        async with aclosing(workers["D"].rounds.generate(first)) as chunks:
+        async with aclosing(chunks_of(workers["D"].rounds.generate, first)) as chunks:
             assert [chunk async for chunk in chunks]
         lab.times.per_token_s = 60.0
 
         async def run(call: Any) -> None:
-            async with aclosing(workers["P"].rounds.prefill(call)) as chunks:
+            async with aclosing(chunks_of(workers["P"].rounds.prefill, call)) as chunks:
                 assert [chunk async for chunk in chunks]
 
         before = asyncio.create_task(run(message(prompt_of(64, seed=2), 4, "before")))
@@ -247,10 +250,10 @@ async def test_a_read_is_predicted_with_the_parallelism_of_its_source(
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
         workers = {name: worker_parts(name, each, lab.times).rounds for name, each in (("D", decode), ("P", prefill))}
         first: Any = message(prompt, 4, "s")
-        async with aclosing(workers["D"].generate(first)) as chunks:
+        async with aclosing(chunks_of(workers["D"].generate, first)) as chunks:
             assert [chunk async for chunk in chunks]
         second: Any = {**message(prompt, 4, "s", hist=784, source="D"), "source": ("D", source_tp, "")}
-        async with aclosing(getattr(workers["P"], endpoint)(second)) as chunks:
+        async with aclosing(chunks_of(getattr(workers["P"], endpoint), second)) as chunks:
             last = [chunk async for chunk in chunks][-1]
         assert {name: tokens for name, tokens in last["ampd"]["hit_tokens"].items() if tokens} == {tier: 784}
 
@@ -260,12 +263,12 @@ async def test_an_engine_knows_what_is_left_of_a_round_that_was_prefilled_elsewh
     lab, prompt = Lab(model_folder, Times()), prompt_of(100)
     async with lab.engine("D") as decode, lab.engine("P") as prefill:
         ask: Any = message(prompt, 5, "s")
-        async with aclosing(worker_parts("P", prefill, lab.times).rounds.prefill(ask)) as chunks:
+        async with aclosing(chunks_of(worker_parts("P", prefill, lab.times).rounds.prefill, ask)) as chunks:
             tokens = [token for chunk in [each async for each in chunks] for token in chunk["token_ids"]]
         engine = Recorded(decode)
         rounds = worker_parts("D", engine, lab.times).rounds
         more: Any = {**ask, "prompt": pack_tokens(prompt + tokens), "source": ("P", 1, ""), "is_prefilled": True}
-        async with aclosing(rounds.generate(more)) as chunks:
+        async with aclosing(chunks_of(rounds.generate, more)) as chunks:
             assert [chunk async for chunk in chunks]
     (request,) = engine.requests
     assert request.first_s is not None
@@ -282,17 +285,17 @@ async def test_a_request_that_cannot_run_is_not_counted(model_folder: Path, endp
         assert known is not None
         foreign: Any = message([5, known], 3, "s")
         with pytest.raises(EngineError, match=f"token id {known} in the prompt") as refusal:
-            await anext(getattr(rounds, endpoint)(foreign))
+            await anext(chunks_of(getattr(rounds, endpoint), foreign))
         assert refusal.value.status == 400
         unsound: Any = message(prompt_of(40), 3, "s")
         unsound["request"]["sampling_options"] = {"repetition_penalty": 1e-40}
         with pytest.raises(EngineError, match="repetition_penalty must be at least") as refusal:
-            await anext(getattr(rounds, endpoint)(unsound))
+            await anext(chunks_of(getattr(rounds, endpoint), unsound))
         assert refusal.value.status == 400
         malformed: Any = message(prompt_of(40), 3, "s")
         del malformed["source"]
         with pytest.raises(KeyError):
-            await anext(getattr(rounds, endpoint)(malformed))
+            await anext(chunks_of(getattr(rounds, endpoint), malformed))
         assert rounds.running == 0
         async with asyncio.timeout(PATIENCE_S):
             await rounds.drained()
@@ -309,7 +312,7 @@ async def test_a_malformed_task_never_reaches_the_published_queue(model_folder: 
         malformed: Any = message(prompt_of(40), 3, "s")
         malformed["task"].update(field)
         with pytest.raises(ValueError, match=r"Expected|range"):
-            await anext(parts.rounds.generate(malformed))
+            await anext(chunks_of(parts.rounds.generate, malformed))
         assert parts.rounds.running == len(parts.queue) == 0
 
 
@@ -322,10 +325,10 @@ async def test_a_prompt_that_is_no_packed_token_ids_never_reaches_the_engine(
         rounds = worker_parts("D", engine, lab.times).rounds
         malformed: Any = message(prompt_of(40), 3, "s") | change
         with pytest.raises((TypeError, ValueError)):
-            await anext(rounds.generate(malformed))
+            await anext(chunks_of(rounds.generate, malformed))
         many: Any = message(prompt_of(40), 3, "s", sampling_options={"n": 1 << 31})
         with pytest.raises(EngineError, match="n must be at most"):
-            await anext(rounds.generate(many))
+            await anext(chunks_of(rounds.generate, many))
 
 
 async def test_only_a_prefill_for_another_worker_does_not_wait_for_the_store(
@@ -344,7 +347,7 @@ async def test_only_a_prefill_for_another_worker_does_not_wait_for_the_store(
         monkeypatch.setattr(engine.kv, "held_tokens", held_tokens)
         call: Any = message(prompt_of(40), 3, "s")
         for served in (rounds.prefill, rounds.generate):
-            async with aclosing(served(call)) as chunks:
+            async with aclosing(chunks_of(served, call)) as chunks:
                 assert [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"] == 0
         assert waited == [False, True]
 
@@ -356,7 +359,7 @@ async def test_a_prefill_for_another_worker_leaves_a_copy_that_is_no_session_of_
         call: Any = message(prompt_of(40), 3, "s")
         used: list[tuple[bool, bool]] = []
         for served in (rounds.prefill, rounds.generate):
-            async with aclosing(served(call)) as chunks:
+            async with aclosing(chunks_of(served, call)) as chunks:
                 held_tokens = [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"]
             used.append((held_tokens > 0, engine.kv.session_tokens > 0))
         assert used == [(True, False), (True, True)]

@@ -20,7 +20,7 @@ from ampd.wire import GENERATE_ENDPOINT
 from tests.virtual_time import VirtualTimeLoop, run_virtually
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.rounds_lab import message, out
+from tests.workers.rounds_lab import Recorded, message, out
 from workers.call_guard import CallGuard
 from workers.client_stream import MOST_HELD_S, grouped
 from workers.component import Worker
@@ -237,6 +237,17 @@ def test_a_worker_sends_groups_of_tokens(
         assert answers[1] == answers[4]
 
     run_virtually(scenario(), monkeypatch, *VIRTUAL)
+
+
+async def test_nothing_starts_for_a_caller_that_has_gone(model_folder: Path) -> None:
+    lab = Lab(model_folder, Times())
+    async with lab.engine("D") as engine:
+        recorded = Recorded(engine)
+        context = Context()
+        context.stopped.set()
+        stream = handler(worker_parts("D", recorded, lab.times))(message(prompt_of(40), 12, "s"), context)
+        assert [part async for part in stream] == []
+        assert recorded.calls == []
 
 
 def test_what_a_worker_held_when_it_died_is_computed_again(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tests.memory_store import MemoryStore
 from tests.waiting import until
 from tests.workers.engines.modelled_lab import Lab, Times, prompt_of
 from tests.workers.parts_lab import worker_parts
-from tests.workers.rounds_lab import Switched, message
+from tests.workers.rounds_lab import Switched, chunks_of, message
 from workers.component import WorkerReader
 from workers.kv.exchange import KvFetch
 from workers.worker_recorder import WorkerRecorder
@@ -74,10 +74,10 @@ async def remote_round(
 ) -> tuple[list[int], tuple[dict[str, Any], dict[str, Any]]]:
     """Prefill at `P`, decode at `D`: the output, and what both reported."""
     call: Any = message(context, 1, "s", source=source)
-    async with aclosing(prefill.rounds.prefill(call)) as chunks:
+    async with aclosing(chunks_of(prefill.rounds.prefill, call)) as chunks:
         (first,) = [chunk async for chunk in chunks]
     call = message(context + first["token_ids"], 7, "s", source="P")
-    async with aclosing(decode.rounds.generate(call)) as chunks:
+    async with aclosing(chunks_of(decode.rounds.generate, call)) as chunks:
         rest = [chunk async for chunk in chunks]
     out = [token for chunk in (first, *rest) for token in chunk["token_ids"]]
     return out, (first["ampd"], rest[-1]["ampd"])
@@ -90,7 +90,7 @@ async def test_rounds_that_move_kv_both_ways(model_folder: Path) -> None:
         # A round in between makes some history that the prefill worker lacks.
         context += out + prompt_of(60, seed=3)
         call: Any = message(context, 4, "s")
-        async with aclosing(decode.rounds.generate(call)) as chunks:
+        async with aclosing(chunks_of(decode.rounds.generate, call)) as chunks:
             answer = [chunk async for chunk in chunks]
         local = answer[-1]["ampd"]
         context += [token for chunk in answer for token in chunk["token_ids"]] + prompt_of(40, seed=4)
@@ -145,7 +145,7 @@ async def test_a_read_that_fails(model_folder: Path) -> None:
     async with stations(model_folder) as (lab, prefill, _):
         del lab.peers.engines["D"]
         call: Any = message(prompt_of(300), 1, "s", source="D")
-        async with aclosing(prefill.rounds.prefill(call)) as chunks:
+        async with aclosing(chunks_of(prefill.rounds.prefill, call)) as chunks:
             (chunk,) = [chunk async for chunk in chunks]
         assert chunk["ampd"]["kv_read_error"]
         assert prefill.total("ampd_kv_read_failures_total", direction="history") == 1
@@ -157,7 +157,7 @@ async def test_a_read_that_fails(model_folder: Path) -> None:
 async def test_what_runs_and_waits(model_folder: Path) -> None:
     async with stations(model_folder, per_token_s=0.5, step_s=0.01) as (_, _, decode):
         calls: list[Any] = [message(prompt_of(100, seed=seed), 5, f"s{seed}") for seed in range(3)]
-        tasks = [asyncio.ensure_future(anext(decode.rounds.generate(call))) for call in calls]
+        tasks = [asyncio.create_task(decode.rounds.generate(call, lambda _: None)) for call in calls]
         await until(lambda: decode.total("ampd_prefill_queue_tasks") == 3)
         assert decode.total("ampd_worker_rounds_in_progress") == 3
         assert decode.total("ampd_prefill_queue_predicted_wait_seconds") == pytest.approx(3 * 100 * 0.5)
@@ -179,7 +179,7 @@ async def test_prefills_that_are_overtaken(model_folder: Path) -> None:
         calls: list[Any] = [message(prompt_of(100, seed=seed), 1, f"s{seed}") for seed in range(4)]
 
         async def run(call: Any) -> None:
-            async with aclosing(decode.rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(decode.rounds.generate, call)) as chunks:
                 assert [chunk async for chunk in chunks]
 
         await asyncio.gather(*map(run, calls))
@@ -190,7 +190,7 @@ async def test_prefills_that_are_overtaken(model_folder: Path) -> None:
 async def test_a_batch_that_decodes(model_folder: Path) -> None:
     async with stations(model_folder, step_s=0.01) as (_, _, decode):
         call: Any = message(prompt_of(100), 3000, "s")
-        async with aclosing(decode.rounds.generate(call)) as chunks:
+        async with aclosing(chunks_of(decode.rounds.generate, call)) as chunks:
             await anext(chunks)
             await anext(chunks)
             assert decode.total("ampd_decode_batch_rounds") == 1
@@ -233,7 +233,7 @@ async def test_kv_that_leaves_the_store(model_folder: Path) -> None:
         station = Station("S", Role.DECODE, engine, lab.times, MemoryStore())
         for session in ("a", "b"):
             call: Any = message(prompt_of(400, seed=ord(session)), 2, session)
-            async with aclosing(station.rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(station.rounds.generate, call)) as chunks:
                 assert [chunk async for chunk in chunks]
         # 31 pages fit. The second session needs 25 of them, and the first one's are computed again in no time.
         assert station.total("ampd_kv_store_evicted_tokens_total", cause="surplus") == 400 - 6 * 16

@@ -18,7 +18,7 @@ from workers.component import WorkerReader
 from workers.engines import create_engine, performance_model, settings_model
 
 from .engines.modelled_lab import prompt_of
-from .rounds_lab import message
+from .rounds_lab import chunks_of, message
 
 PREFILLS, TOKENS = 12, 60
 SLO = Slo(1.0, 0.1)
@@ -35,7 +35,7 @@ async def served(model_folder: Path, time_scale: float) -> tuple[WorkerView, Any
     try:
         for number in range(PREFILLS):
             call: Any = message(prompt_of(600, seed=number), TOKENS, f"s{number}")
-            async with aclosing(parts.rounds.generate(call)) as chunks:
+            async with aclosing(chunks_of(parts.rounds.generate, call)) as chunks:
                 async for _ in chunks:
                     pass
         return parts.read_view(), parts

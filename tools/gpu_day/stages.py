@@ -2,7 +2,7 @@
 
     python -m tools.gpu_day.stages STAGE [--device cpu]
 
-On a CPU the same code runs with streams that do each operation at once, and few repeats: a rehearsal.
+On a CPU the same code runs with few repeats: a rehearsal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_copies
-from workers.kv.ranks.copies import Load, NeighbourStores, PageLoader, RankCopies
+from workers.kv.ranks.copies import NeighbourStores, PageLoader, RankCopies
 from workers.kv.ranks.pools import PoolBuffers, attention_buffers, pool_geometry
 from workers.kv.shared import NEIGHBOUR_BYTES, KvGeometry, StoreMemory
 
@@ -35,30 +34,9 @@ ROOT = Path(__file__).parents[2]
 Row = dict[str, Any]
 
 
-class AtOnce:
-    """In place of a CUDA stream or event: everything has happened when the call that begins it returns."""
-
-    def __init__(self, **_: Any) -> None:
-        self._recorded_s = 0.0
-
-    def synchronize(self) -> None:
-        """Nothing is left to wait for."""
-
-    def record(self, _stream: Any = None) -> None:
-        """Note the time."""
-        self._recorded_s = time.perf_counter()
-
-    def elapsed_time(self, end: AtOnce) -> float:
-        """Milliseconds until `end` was recorded."""
-        return (end._recorded_s - self._recorded_s) * 1e3
-
-
 def rehearse() -> None:
-    """Let the code for a GPU run on the CPU."""
+    """Let the code for a GPU run on the CPU, where each operation has ended when the call that begins it returns."""
     cuda: Any = torch.cuda
-    cuda.Stream = cuda.Event = AtOnce
-    cuda.stream = lambda _stream: nullcontext()
-    cuda.synchronize = lambda: None
     cuda.current_device = lambda: 0
     cuda.set_device = lambda _device: None
     cuda.cudart = lambda: type("Cudart", (), {"cudaHostUnregister": lambda _: 0, "cudaHostRegister": lambda *_: 0})
@@ -92,56 +70,54 @@ def geometry(buffers: PoolBuffers) -> KvGeometry:
 RECORD_BYTES = LAYERS * HEADS * 2 * PAGE * DIM * 2
 
 
-class Told:
-    """The link and the counter of a rank: whether a load ended."""
+class Link:
+    """The link of a rank: whether a load ended, and its records are free again."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
-        self.error = ""
-
-    def update_producer(self) -> int:
-        """Of the only load."""
-        return 0
-
-    def complete(self, _index: int, _layer: int) -> None:
-        """One layer more is there."""
 
     def loaded(self, _rids: list[str], _seconds: float) -> None:
-        """All layers are there."""
-        self.ended.set()
+        """The load has landed."""
 
-    def fail(self, _index: int, error: BaseException) -> None:
-        """The load failed."""
-        self.error = repr(error)
+    def end_load(self, _rid: str) -> None:
+        """Nothing is read any more."""
         self.ended.set()
 
 
 def fence(device: str) -> Iterator[Row]:
     """A load beside a launched step that still writes its slots: with the loader's fence, and without it."""
     pages, repeats = (64, 50) if device == "cuda" else (2, 2)
+    cuda = gpu_copies.cuda()
     with gpu_copies.store_of(pages * RECORD_BYTES, pinned=True) as store:
         pool = Pool(store, pages, device)
         pool.copies.write("kv", pool.slots, pool.offsets)
-        torch.cuda.synchronize()
         wanted = pool.pages().clone()
-        forward = torch.cuda.Stream()
+        slots = torch.tensor(pool.slots, device=device)
+        forward = cuda.Stream()
         for is_fenced in (True, False):
-            wrong, errors = 0, []
+            wrong = late = failed = 0
             for _ in range(repeats):
-                told: Any = Told()
-                waits_for = forward if is_fenced else None
-                loader = PageLoader(pool.copies, told, told, on_gpu=True, forward_stream=waits_for)
-                with torch.cuda.stream(forward):
+                link: Any = Link()
+                loader = PageLoader(pool.copies, link, forward if is_fenced else None)
+                cuda.synchronize()
+                with cuda.stream(forward):
                     torch.cuda._sleep(20_000_000)
                     pool.pages().zero_()
-                loader.queue("r", {"kv": (pool.slots, pool.offsets)})
-                loader.start()
-                told.ended.wait(_PATIENCE_S)
+                loader.queue("r", {"kv": (slots, pool.offsets)})
+                index = loader.start()
+                late += not link.ended.wait(_PATIENCE_S)
+                failed += not loader.finish(index)
                 loader.close()
-                torch.cuda.synchronize()
-                errors += [told.error] if told.error else []
+                cuda.synchronize()
                 wrong += not torch.equal(pool.pages(), wanted)
-            yield {"what": "loads", "is_fenced": is_fenced, "loads": repeats, "wrong": wrong, "errors": errors}
+            yield {
+                "what": "loads",
+                "is_fenced": is_fenced,
+                "loads": repeats,
+                "wrong": wrong,
+                "failed": failed,
+                "late": late,
+            }
 
 
 def tests(device: str) -> Iterator[Row]:
@@ -197,15 +173,10 @@ def _pinned(place: Any, pages: int, device: str) -> Iterator[Row]:
                 continue
             pool.pages().zero_()
             load = {"kv": (pool.slots, [first + offset for offset in pool.offsets])}
-            seconds = gpu_copies.median_s(partial(_load, pool.copies, load))
+            seconds = gpu_copies.median_s(partial(pool.copies.load, load))
             is_right = torch.equal(pool.pages(), wanted)
             yield {"what": "load", "from": name, "gb_per_s": place[3] / seconds / 1e9, "is_right": is_right}
         neighbours.unmap(1)
-
-
-def _load(copies: RankCopies, load: Load) -> None:
-    for _ in copies.load(load):
-        pass
 
 
 def copies(device: str) -> Iterator[Row]:
@@ -213,8 +184,10 @@ def copies(device: str) -> Iterator[Row]:
     if device == "cuda":
         yield from gpu_copies.rows(gpu_copies.arguments_of(["--models", "qwen3-32b", "llama-3.1-8b"]))
     else:
-        gpu_copies.LINK_BYTES, gpu_copies.WIDTH, gpu_copies.PRODUCTS = 1 << 16, 16, 2
-        yield from gpu_copies.rows(gpu_copies.arguments_of(["--models", "qwen3-0.6b", "--tokens", "64"]))
+        gpu_copies.LINK_BYTES, gpu_copies.WIDTH, gpu_copies.PRODUCTS = 8 << 20, 16, 2
+        yield from gpu_copies.rows(
+            gpu_copies.arguments_of(["--models", "qwen3-0.6b", "--tp", "2", "--pages", "16", "--tokens", "64"])
+        )
 
 
 STAGES: dict[str, Callable[[str], Iterator[Row]]] = {

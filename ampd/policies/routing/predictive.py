@@ -74,10 +74,10 @@ class PredictiveRouting(Policy):
        leaves `1 - step / (0.92 * itl)` of the time for slices of a prefill. Below `least_share` the worker offers
        nothing, except for a short prefill: a prefill elsewhere ends in a pass here (the hand-over) that pauses the
        batch as long as the shortest prefill, so leaving saves the batch little.
-    3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds that are still on
-       time there would have to be given up. The earliest offer without a loss takes the round (`on-time`), else the
-       one with the least loss (`fewest-late`). A round that no offer can serve in time goes where it ends first
-       (`hopeless`).
+    3. For each of the 8 earliest offers, the rule of the ordering `on-time` predicts which rounds would be late there:
+       only this one, if the worker cannot serve it in time. The earliest offer without a loss takes the round
+       (`on-time`), else the earliest of those with the least loss (`fewest-late`, or `hopeless` where it is late
+       itself).
     4. Mixed workers have a batch of their own to pause. They are asked only if a round becomes late in 3.
 
     Without a prefill worker that can take the prompt: local, `no-prefill-worker`.
@@ -187,12 +187,8 @@ def _share(situation: RoutingSituation, worker: WorkerView, joining: int = 0) ->
 
 
 def _choice(situation: RoutingSituation, offers: Sequence[RouteOffer], tries: int) -> tuple[RouteOffer, str]:
-    room_s = left_s(situation.task, situation.now_s)
-    best: RouteOffer | None = None
-    least = inf
+    best, least = offers[0], inf
     for offer in offers[:tries]:
-        if offer.prefill_s + offer.transfer_s > room_s:
-            continue
         loss = offer.loss
         if loss == _UNKNOWN:
             loss = offer.loss = _loss(situation, offer)
@@ -200,18 +196,19 @@ def _choice(situation: RoutingSituation, offers: Sequence[RouteOffer], tries: in
             return offer, _ON_TIME
         if loss < least:
             best, least = offer, loss
-    return (best, "fewest-late") if best else (offers[0], "hopeless")
+    is_hopeless = best.prefill_s + best.transfer_s > left_s(situation.task, situation.now_s)
+    return best, "hopeless" if is_hopeless else "fewest-late"
 
 
 def _loss(situation: RoutingSituation, offer: RouteOffer) -> float:
-    """Weight of the rounds now on time at a worker that this round would make late there."""
+    """Weight of the rounds that would be late at a worker with this round and are not without it, this one included."""
     now_s = situation.now_s
+    own = as_job(situation.task, 0, offer.prefill_s + offer.transfer_s, now_s)
+    if own.time_s > own.due_s:
+        return own.weight  # it gives way to all others
     times_s = queue_times(offer.worker, situation.model).listed_s
     jobs = on_time(offer.worker.queue, times_s, offer.stretch, now_s)
-    if not jobs:
-        return 0.0
-    own = as_job(situation.task, len(jobs), offer.prefill_s + offer.transfer_s, now_s)
-    return weight_lost_to(own, jobs)
+    return weight_lost_to(own._replace(position=len(jobs)), jobs) if jobs else 0.0
 
 
 def _saved(situation: RoutingSituation, plain_s: float) -> float:

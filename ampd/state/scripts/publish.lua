@@ -1,6 +1,7 @@
--- Write a worker's whole view, renew its lease, and remove the workers whose lease expired.
+-- Write a worker's whole view, renew its lease, note the prefills that have left its queue, and remove the workers whose
+-- lease expired. What has left is noted for a while, because a coordinator's write that enters it may still come.
 -- KEYS: workers, worker, queue, role   ARGV: worker id, lease ms, lease s, view, channel, queue grace ms, key prefix,
---   ms that the index outlives a lease
+--   ms that the index outlives a lease, queue TTL ms, task ids as JSON
 -- Returns the role that was assigned to the worker, or nil.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -18,7 +19,14 @@ for i = 1, #changes, 2 do
     redis.call('HDEL', KEYS[3], changes[i])
   end
 end
-redis.call('PUBLISH', ARGV[5], '["WorkerUpdated",' .. ARGV[4] .. ',' .. ARGV[3] .. ']')
+local done = cjson.decode(ARGV[10])
+for _, task in ipairs(done) do
+  redis.call('HSET', KEYS[3], task, string.format('%.0f', now) .. ' ')
+end
+if #done > 0 then
+  redis.call('PEXPIRE', KEYS[3], ARGV[9])
+end
+redis.call('PUBLISH', ARGV[5], '["WorkerUpdated",' .. ARGV[4] .. ',' .. ARGV[3] .. ',' .. ARGV[10] .. ']')
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now))) do
   redis.call('ZREM', KEYS[1], gone)
   redis.call('DEL', ARGV[7] .. 'worker:' .. gone, ARGV[7] .. 'queue:' .. gone)

@@ -2,7 +2,7 @@
 -- A binding with a higher epoch replaces the one that is stored: a coordinator moved the session while Redis was away.
 -- KEYS: session, queue, live sessions of the graph, live sessions of the tenant, tenant of the session, whether the
 --   prompt is refused, coordinator that had the request last
--- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id, task, channel, worker of the queue, queue TTL ms,
+-- ARGV: worker id, epoch (0: believed to be new), session TTL ms, task id ('': none is entered), task, channel, worker of the queue, queue TTL ms,
 --   session id, session TTL ms until the second round, most sessions of the graph (0: any number), of the tenant,
 --   name of the tenant in live sessions ('': that of sessions without a tenant), TTL ms of the binding if the round ends
 --   its session ('': it does not), coordinator ('': the request has no id), TTL ms of its name
@@ -61,7 +61,7 @@ if ARGV[13] ~= '' then
   redis.call('SET', KEYS[5], ARGV[13], 'PX', ttl)
 end
 -- A write that its coordinator gave up waiting for may come after the worker's removal of the prefill.
-local queued = redis.call('HGET', KEYS[2], ARGV[4])
+local queued = ARGV[4] == '' and ' ' or redis.call('HGET', KEYS[2], ARGV[4])
 if not queued or string.sub(queued, -1) ~= ' ' then
   redis.call('HSET', KEYS[2], ARGV[4], now .. ' ' .. ARGV[5])
   redis.call('PEXPIRE', KEYS[2], ARGV[8])

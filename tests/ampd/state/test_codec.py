@@ -209,7 +209,7 @@ def test_a_view_with_a_nonsensical_field_is_refused(field: str) -> None:
 
 @pytest.mark.parametrize("lease_s", [float("nan"), float("inf"), -1, "5"])
 def test_a_lease_must_end(lease_s: object) -> None:
-    kind, view, _ = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
+    kind, view, *_ = json.loads(codec.encode_event(WorkerUpdated(sound_view(), 5.0), 2.0))
     with pytest.raises(codec.CodecError):
         codec.decode_event(written_json([kind, view, lease_s]), 2.0)
 

@@ -53,8 +53,9 @@ def test_reports_one_by_one_are_the_last_publication_with_all_changes(reports: l
             held = {name: tokens for name, tokens in changed.items() if tokens > 0}
             published = replace(published, held_tokens=held)
         elif report == "decode":
-            worker.decode(*what)
-            published = replace(published, decode_batch=what[0], decode_context_tokens=what[1])
+            worker.hold("y", 7, what)
+            held = {**published.held_tokens, "y": 7}
+            published = replace(published, held_tokens=held, decode_batch=what[0], decode_context_tokens=what[1])
         else:
             published = replace(published, queue=tuple(task(name, number) for name in what), held_tokens={"y": 4})
             assert worker.publish(published, 0.0) == 0
@@ -103,7 +104,7 @@ def test_the_times_of_a_queue_are_predicted_when_it_is_published() -> None:
     view = WorkerView("w", Role.PREFILL, queue=Queue([task("a", 0), task("b", 0)]))
     worker = KnownWorker(view, PLAIN)
     for _ in range(2):
-        worker.decode(3, 300)
+        worker.hold("x", 3, (3, 300))
         queue = worker.view().queue
         assert isinstance(queue, Queue)
         assert queue.times is not None

@@ -71,6 +71,26 @@ class TestClaims:
         assert refreshed.accepted
         assert claimed.binding == refreshed.binding == Binding("s1", "d1", 1)
 
+    async def test_writes_that_nobody_waits_for_renew_bindings_and_enter_no_task(
+        self, cluster: Any, make: Any, waiting: Any
+    ) -> None:
+        """They return what has moved. A session that is lost is bound again."""
+        store = await cluster.store()
+        await store.publish_worker(make.view("d1"), LONG_S)
+        for name in ("stays", "moves"):
+            await store.route(make.write(name, task_id=name), SessionLimits(LONG_S))
+        await store.rebind(Binding("moves", "d1", 1), "d2", LONG_S)
+        watcher = store.watch()
+        await watcher.start()
+        writes = [replace(make.write(name, epoch=1), task=None) for name in ("stays", "moves", "lost")]
+        assert await store.refresh(writes, SessionLimits(LONG_S)) == [Binding("moves", "d2", 2)]
+        assert await store.binding("stays") == Binding("stays", "d1", 1)
+        assert await store.binding("lost") == Binding("lost", "d1", 1)
+        assert [task.task_id for task in (await view_of(store, "d1")).queue] == ["stays", "moves"]
+        await store.end_session("marker")
+        assert await waiting.events(watcher, 1) == [SessionEnded("marker")]
+        await watcher.aclose()
+
     async def test_a_newcomer_that_chose_the_bound_worker_is_accepted(self, cluster: Any, make: Any) -> None:
         store, other_store = await cluster.store(), await cluster.store()
         await store.route(make.write(), SessionLimits(LONG_S))
@@ -451,6 +471,20 @@ class TestQueues:
         assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
         await store.publish_worker(written_before, LONG_S)
         assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
+
+    async def test_what_has_left_a_queue_goes_with_the_next_view(self, cluster: Any, make: Any, waiting: Any) -> None:
+        store = await cluster.store()
+        await store.publish_worker(make.view("p1"), LONG_S)
+        for task_id in ("t1", "t2"):
+            await store.route(make.write(task_id=task_id, at="p1"), SessionLimits(LONG_S))
+        watcher = store.watch()
+        await watcher.start()
+        await store.publish_worker(make.view("p1"), LONG_S, ["t1"])
+        assert await waiting.events(watcher, 1) == [WorkerUpdated(make.view("p1"), LONG_S, ("t1",))]
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"]
+        await store.route(make.write(task_id="t1", at="p1"), SessionLimits(LONG_S))
+        assert [task.task_id for task in (await view_of(store, "p1")).queue] == ["t2"], "it comes too late"
+        await watcher.aclose()
 
     async def test_a_write_that_lands_after_its_task_is_done_only_binds(self, cluster: Any, make: Any) -> None:
         """Its coordinator has not waited for it: the worker was called all the same."""

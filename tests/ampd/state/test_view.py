@@ -112,8 +112,8 @@ class TestWhatItShows:
         await fixture.others.publish_worker(busy, LEASE_S)
         async with fixture.view as view:
             before = view.decode()
-            view.decoding("d1", 1, 500)
-            view.decoding("unknown", 1, 500)
+            view.holding("d1", "a", 3, (1, 500))
+            view.holding("unknown", "a", 3, (1, 500))
             assert (view.decode()[0].decode_batch, view.worker("d1").decode_context_tokens) == (1, 500)
             assert before[0].decode_batch == 2
             await fixture.publish(make.view("d1", decode_batch=3), waiting)
@@ -328,6 +328,16 @@ class TestQueues:
             assert queued(view, "p1") == ["t1"]
             await fixture.publish(make.view("p1"), waiting)
             assert queued(view, "p1") == []
+
+    async def test_a_view_tells_what_has_left_the_queue(self, fixture: Any, make: Any) -> None:
+        await fixture.others.publish_worker(make.view("p1"), LEASE_S)
+        async with fixture.view as view:
+            view.apply(TaskQueued("p1", make.task("t1")))
+            view.apply(TaskQueued("p1", make.task("t2")))
+            assert [task.task_id for task in view.workers()[0].queue] == ["t1", "t2"]
+            view.apply(WorkerUpdated(make.view("p1"), LEASE_S, ("t1",)))
+            assert [task.task_id for task in view.worker("p1").queue] == ["t2"]
+            assert [task.task_id for task in view.workers()[0].queue] == ["t2"]
 
     async def test_a_done_task_goes_at_once_and_an_older_view_does_not_revive_it(
         self, fixture: Any, make: Any, waiting: Any

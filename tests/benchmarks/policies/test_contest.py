@@ -13,6 +13,8 @@ from benchmarks.policies.contestants import ALWAYS_REMOTE, OURS
 
 from .lab import TINY
 
+ALWAYS_LOCAL = replace(ALWAYS_REMOTE, routing="always-local")
+
 
 def test_starving_is_not_sustained() -> None:
     sessions, done = run(TINY, ALWAYS_REMOTE, 1.0, 0)
@@ -31,6 +33,21 @@ def test_starving_is_not_sustained() -> None:
     assert starved.sustained_rounds == 0.0
 
 
+def test_what_is_out_of_reach_counts_for_nobody() -> None:
+    model, theta = TINY.performance_model(), Parallelism(1)
+    plain_sessions, plain_done = run(TINY, ALWAYS_LOCAL, 1.0, 0)
+    longest_s = sorted(
+        max(model.prefill_s(hist, incr, theta) for hist, incr in session.computed_tokens())
+        for session in plain_sessions
+    )
+    tight = replace(TINY, ttft_s=longest_s[len(longest_s) // 2])
+    within = sum(time_s <= tight.ttft_s for time_s in longest_s) / len(longest_s)
+    assert 0.4 < within < 0.6
+    plain, point = plain_done.attainment(tight.slo), measure(tight, plain_sessions, plain_done)
+    assert point.rounds > plain.rounds
+    assert point.sessions == pytest.approx(plain.sessions / within), "only sessions within reach attain"
+
+
 @pytest.mark.slow
 def test_beliefs_are_wrong_only_for_the_policies() -> None:
     model, theta = analytic_model("llama-3.1-8b", "h100"), Parallelism(1)
@@ -45,7 +62,7 @@ def test_beliefs_are_wrong_only_for_the_policies() -> None:
     assert kept.believed(model, 0).prefill_s(0, 100, theta) == slow.prefill_s(0, 100, theta)
     assert (kept.options(0).corrects_times, Condition("x", belief="1.3").options(0).corrects_times) == (False, True)
     # Without a choice to make, a wrong belief changes nothing.
-    for blind in (ALWAYS_REMOTE, replace(ALWAYS_REMOTE, routing="always-local")):
+    for blind in (ALWAYS_REMOTE, ALWAYS_LOCAL):
         true, wrong = (run(TINY, blind, 8.0, 0, Condition("x", belief=factor))[1] for factor in ("1", "0.1"))
         assert true.rounds == wrong.rounds
     seen, misled = (run(TINY, OURS, 12.0, 0, Condition("x", belief=factor))[1] for factor in ("1", "0.3"))

@@ -29,6 +29,7 @@ from tests.harness.driver import message
 from tests.memory_store import MemoryStore
 from tests.virtual_time import run_virtually
 from tests.workers.engines.modelled_lab import LocalPeers
+from tests.workers.rounds_lab import chunks_of
 from workers.engines.modelled import ModelledEngine
 from workers.engines.modelled_tokens import ModelFacts
 from workers.parts import WorkerParts
@@ -130,7 +131,7 @@ class LiveWorkers:
             ask: Any = message(prompt, session=session, hist=hist, source="decode-0" if hist else None)
             ask["task"]["slo"] = {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
             request: PrefillRequest = ask
-            async for chunk in prefill.prefill(request):
+            async for chunk in chunks_of(prefill.prefill, request):
                 out += chunk["token_ids"]
             first_s = loop.time()
         ask = message(
@@ -142,7 +143,7 @@ class LiveWorkers:
         )
         ask["task"]["slo"] = {"ttft_s": SLO.ttft_s, "itl_s": SLO.itl_s}
         more: GenerateRequest = ask
-        async for chunk in decode.generate(more):
+        async for chunk in chunks_of(decode.generate, more):
             if not out:
                 first_s = loop.time()
             out += chunk["token_ids"]

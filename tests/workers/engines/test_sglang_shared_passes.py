@@ -28,7 +28,7 @@ from tests.harness.sglang_pair import LocalPeers, empty, pair_settings, rid, tex
 from tests.harness.told_slices import FAILS, told
 from tests.waiting import until
 from tests.workers.parts_lab import worker_parts
-from tests.workers.rounds_lab import message, out
+from tests.workers.rounds_lab import chunks_of, message, out
 from workers.engines.base import EngineRequest, OnPass
 from workers.engines.sglang import SglangEngine
 
@@ -289,7 +289,7 @@ async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sha
     rounds = worker_parts("D", sharer.engine, load_performance_model("tiny-cpu")).rounds
     # In the store, as if it had been read. The store keeps what a session has.
     kept: Any = message(handed[:96], 0, "over")
-    async with aclosing(rounds.generate(kept)) as chunks:
+    async with aclosing(chunks_of(rounds.generate, kept)) as chunks:
         assert [chunk async for chunk in chunks][-1]["ampd"]["held_tokens"] == 96
     # As a coordinator sends it: its history is what there was before the round.
     stops: dict[str, Any] = {**PLAIN["stop_conditions"], "max_tokens": NEW}
@@ -299,7 +299,7 @@ async def test_a_round_that_was_handed_over_does_not_wait_for_a_long_prefill(sha
         task = told(16) if has_begun else told(336, after=120)
         prefill = asyncio.create_task(sharer.call(long, NEW, PLAIN, task=task))
         await until(lambda: any(tokens for tokens, _ in sharer._since()[0]) or not has_begun)
-        async with aclosing(rounds.generate(over)) as chunks:
+        async with aclosing(chunks_of(rounds.generate, over)) as chunks:
             assert out([chunk async for chunk in chunks]) == expected[0].tokens[0]
         assert not prefill.done()
         assert (await prefill).tokens == expected[1].tokens

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.mem_cache.hicache_storage import PoolName
-from sglang.srt.mem_cache.unified_cache.unified_cache_linker import LayerWiseLoadCounter, UnifiedCacheLinker
+from sglang.srt.mem_cache.unified_cache.unified_cache_linker import UnifiedCacheLinker
 from sglang.srt.server_args import ServerArgs
 from sglang.version import __version__
 
 from ampd.model_folder import model_digest
 from ampd.types import Factors
-from workers.kv.ranks.copies import NeighbourStores, PageLoader, RankCopies, StreamWriter, pin
+from workers.kv.ranks.copies import NeighbourStores, PageLoader, RankCopies, pin
 from workers.kv.ranks.link import Offered, RankLink
 from workers.kv.ranks.pools import check_tried, engine_pools
 from workers.kv.shared import StoreMemory, restorable_lengths
@@ -61,21 +61,17 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
             check_tried(pool, self.page_size, pools.tp, chunk_tokens=model.attention_chunk_size)
         # SGLang leaves out the transfers of pools that are not named here.
         self.pools = {PoolName(name): None for name in pools.buffers}
-        self.layer_done_counter = LayerWiseLoadCounter(pools.layers)
-        if PoolName.MAMBA in self.pools:
-            # SGLang itself lets only the attention layers wait for their loads.
-            params.req_to_token_pool.register_layer_transfer_counter(self.layer_done_counter)
         self._memory = StoreMemory.open(*extra_config["store"])
         store = torch.frombuffer(self._memory.map, dtype=torch.uint8)
         self._on_gpu = torch.cuda.is_available()
         warnings = pin(store) if self._on_gpu else []
         copies = RankCopies(pools.geometry, pools.buffers, store, tp=pools.tp, rank=rank, layers=pools.layers)
-        writer = StreamWriter(copies, on_gpu=self._on_gpu)
         neighbours = NeighbourStores(copies, on_gpu=self._on_gpu)
-        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry, writer, neighbours, warnings)
-        self._loader = PageLoader(
-            copies, self._link, self.layer_done_counter, on_gpu=self._on_gpu, forward_stream=forward_stream
-        )
+        self._link = RankLink(extra_config["control"][rank], rank, pools.geometry, copies, neighbours, warnings)
+        self.layer_done_counter = self._loader = PageLoader(copies, self._link, forward_stream)
+        if PoolName.MAMBA in self.pools:
+            # SGLang itself lets only the attention layers wait for their loads.
+            params.req_to_token_pool.register_layer_transfer_counter(self._loader)
 
     # -- loads
 
@@ -114,7 +110,7 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         def slots() -> Mapping[str, Sequence[int]]:
             for event in ready:
                 event.synchronize()
-            return {name: self._slots(name, values) for name, values in indices.items()}
+            return {name: self._slots(name, values).tolist() for name, values in indices.items()}
 
         keys = {transfer.name.value: bytes.fromhex("".join(transfer.keys)) for transfer in transfers}
         self._link.offer(Offered(session_id, keys, slots))
@@ -141,7 +137,6 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
     def reset(self) -> None:
         self._loader.reset()
         self._link.reset()
-        self.layer_done_counter.reset()
 
     def close(self) -> None:
         self.reset()
@@ -149,11 +144,9 @@ class KvLinker(UnifiedCacheLinker):  # type: ignore[misc]
         self._link.close()
         self._memory.close()
 
-    def _slots(self, pool: str, indices: Any) -> list[int]:
-        if pool == "mamba":
-            return indices.tolist()  # type: ignore[no-any-return]
-        firsts: list[int] = indices[:: self.page_size].tolist()
-        return [slot // self.page_size for slot in firsts]
+    def _slots(self, pool: str, indices: Any) -> Any:
+        """Slots as they are, on the device: to read them here would wait for it."""
+        return indices if pool == "mamba" else indices[:: self.page_size] // self.page_size
 
 
 def _rank(params: Any) -> int:

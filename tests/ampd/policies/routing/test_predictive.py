@@ -138,6 +138,17 @@ def test_where_every_place_loses_somebody_the_least_loss_wins() -> None:
     assert (decision.worker_id, decision.reason) == ("b", "fewest-late"), "it costs half"
 
 
+def test_a_round_that_is_late_everywhere_goes_where_it_ends_first() -> None:
+    # Here its 110 ms take 256 ms beside the batch, and 250 would be in time. There 310 ms of work are before it, and
+    # either this or the round would be late.
+    task = round_of(0, 100, Slo(0.25, 0.04))
+    decision = route(task, own_of(15), ahead("p", (300, 0.4)))
+    assert (decision.route, decision.reason) == (Route.LOCAL, "hopeless")
+    assert decision.estimates[0].total_s < decision.estimates[1].total_s
+    missed = route(replace(task, session_missed=True), own_of(15), ahead("p", *[(100, 0.25)] * 2, (10, 0.25)))
+    assert missed.route is Route.LOCAL, "the other rounds weigh twice as much"
+
+
 def test_what_is_late_anyway_is_no_loss() -> None:
     late = ahead("a", (100, 0.1), (200, 0.2))
     decision = route(round_of(0, 100, Slo(0.2, 0.04)), own_of(60), late)

@@ -2,57 +2,50 @@
 
 from __future__ import annotations
 
-import threading
+import importlib
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.waiting import PATIENCE_S  # noqa: E402
 from tests.workers.kv.ranks.copies_lab import (  # noqa: E402
     BF16,
     FAMILIES,
-    LAYERS,
     PAGE,
     PAGES,
     SLOTS,
     TPS,
     Lab,
+    cut_short,
     differences,
     gated_delta,
     heads_of,
     mha,
     random,
     same_bits,
-    sliding_window,
     slots_of,
 )
 from workers.kv.engine_store import checksum_of  # noqa: E402
-from workers.kv.ranks import copies  # noqa: E402
-from workers.kv.ranks.copies import GpuCopies  # noqa: E402
+from workers.kv.ranks.copies import RankSection  # noqa: E402
 from workers.kv.ranks.pools import (  # noqa: E402
     PoolBuffers,
     attention_buffers,
     pool_geometry,
     state_buffers,
 )
-from workers.kv.shared import NEIGHBOUR_BYTES  # noqa: E402
-
-
-def _cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's way to copy, with batches and groups of layers that are cut short."""
-    monkeypatch.setattr(copies, "_copies", lambda section, store: GpuCopies(section, store, 5000, 700))
+from workers.kv.shared import NEIGHBOUR_BYTES, head_share  # noqa: E402
 
 
 @pytest.fixture(
-    params=["host", "as on a GPU", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("GPU", "GPU, cut short"))]
+    params=["CPU", "cut short", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("GPU", "GPU, cut short"))]
 )
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All ways to copy. `as on a GPU` has its tensors on the host."""
-    if request.param in ("as on a GPU", "GPU, cut short"):
-        _cut_short(monkeypatch)
+    """All ways to copy."""
+    if "cut short" in request.param:
+        cut_short(monkeypatch)
     if request.param.startswith("GPU"):
         with torch.device("cuda"):
             yield
@@ -100,14 +93,12 @@ def test_nothing_is_loaded_from_a_neighbour_that_has_gone() -> None:
     copies = lab.copies(lab.shard(1, 0), 1, 0)
     copies.add_neighbour(3, lab.store)
     load = {"kv": (SLOTS, [3 * NEIGHBOUR_BYTES + offset for offset in lab.offsets["kv"]])}
-    loading = copies.load(load)
-    next(loading)
-    removal = threading.Thread(target=copies.remove_neighbour, args=(3,))
-    removal.start()
-    assert len(list(loading)) == LAYERS - 1
-    removal.join(PATIENCE_S)
+    copies.load(load)
+    assert copies.remove_neighbour(3) is not None
+    assert copies.remove_neighbour(3) is None
     with pytest.raises(KeyError):
-        next(copies.load(load))
+        copies.load(load)
+    copies.load({"kv": (SLOTS, lab.offsets["kv"])})
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if "MLA" not in name and "1 head" not in name])
@@ -146,26 +137,8 @@ def test_other_slots_and_other_bytes_stay_as_they_are() -> None:
     buffers = lab.shard(2, 1)
     for _, tensor in slots_of(buffers):
         tensor.fill_(7)
-    list(lab.copies(buffers, 2, 1).load({"kv": ([0], lab.offsets["kv"][:1])}))
+    lab.copies(buffers, 2, 1).load({"kv": ([0], lab.offsets["kv"][:1])})
     assert all((tensor[1:] == 7).all() for _, tensor in slots_of(buffers))
-
-
-def test_a_layer_is_complete_when_it_is_yielded() -> None:
-    lab = Lab(*sliding_window(BF16))
-    lab.write(1)
-    buffers, wanted = lab.shard(2, 1), lab.shard(2, 1)
-    for _, tensor in slots_of(buffers):
-        tensor.fill_(0)
-    loads = {pool: (SLOTS, offsets) for pool, offsets in lab.offsets.items()}
-    for layer in lab.copies(buffers, 2, 1).load(loads):
-        for pool in ("kv", "swa"):
-            for index, number in enumerate(buffers[pool].layer_ids):
-                landed = [tensor[SLOTS] for tensor in buffers[pool].sections["kv"][index]]
-                if number <= layer:
-                    expected = [tensor[SLOTS] for tensor in wanted[pool].sections["kv"][index]]
-                    assert all(same_bits(*pair) for pair in zip(landed, expected, strict=True))
-                else:
-                    assert not any(part.any() for part in landed)
 
 
 def test_k_and_v_may_share_a_storage() -> None:
@@ -215,4 +188,39 @@ def test_records_must_be_aligned_and_as_many_as_slots() -> None:
     with pytest.raises(ValueError, match="1 slots, 1 records; each starts at a multiple of 8 bytes"):
         copies.write("kv", [1], [4])
     with pytest.raises(ValueError, match="2 slots, 1 records"):
-        list(copies.load({"kv": ([1, 2], [0])}))
+        copies.load({"kv": ([1, 2], [0])})
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The kernels of a GPU, in Triton's interpreter."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    module = importlib.reload(importlib.import_module("workers.kv.ranks.kernels"))
+    yield module
+    monkeypatch.undo()
+    importlib.reload(module)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernels_move_the_bytes_that_torch_moves(kernels: Any, family: str) -> None:
+    lab, slots = Lab(*FAMILIES[family]()), torch.tensor(SLOTS[:2])
+    for tp in TPS:
+        buffers = lab.shard(tp, tp - 1)
+        for pool in lab.geometry.pools:
+            for section in pool.sections:
+                ours = RankSection(pool, section, buffers[pool.name], head_share(section.heads, tp, tp - 1))
+                at = (1, 2) if section.layers > 2 else (0, section.layers)
+                moved = []
+                for move in (ours.move, kernels.Kernels(ours.layers).move):
+                    size = len(slots) * ours.share.count * at[1] * ours.head_bytes
+                    gathered, scattered = torch.zeros(2, size, dtype=torch.uint8)
+                    scattered.copy_(torch.arange(size))
+                    before = [tensor.clone() for tensors in ours.layers for tensor in tensors]
+                    move(slots, gathered, *at, to_pool=False)
+                    move(slots, scattered, *at, to_pool=True)
+                    after = [tensor for tensors in ours.layers for tensor in tensors]
+                    moved.append([gathered, *(tensor.clone() for tensor in after)])
+                    for tensor, old in zip(after, before, strict=True):
+                        tensor.copy_(old)
+                assert all(map(same_bits, *moved)), (tp, section.name)
+                assert moved[0][0].any()

@@ -1,11 +1,16 @@
-"""Loads on a GPU: on which device they are, and what they wait for. A driver that refuses to pin costs only speed."""
+"""Loads of a rank: how they are started and ended, and of how many copies they consist.
+
+A driver that refuses to pin costs only speed.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,103 +20,210 @@ torch = pytest.importorskip("torch")
 
 from tests.waiting import PATIENCE_S  # noqa: E402
 from tests.workers.kv.ranks.copies_lab import BF16, SLOTS, Lab, mha, same_bits, slots_of  # noqa: E402
-from workers.kv.ranks.copies import Load, NeighbourStores, PageLoader, pin  # noqa: E402
-from workers.kv.shared import NEIGHBOUR_BYTES, StoreMemory  # noqa: E402
+from workers.kv.ranks import copies  # noqa: E402
+from workers.kv.ranks.copies import (  # noqa: E402
+    Load,
+    NeighbourStores,
+    PageLoader,
+    Pipeline,
+    RankCopies,
+    RankSection,
+    pin,
+)
+from workers.kv.ranks.pools import attention_buffers, pool_geometry  # noqa: E402
+from workers.kv.shared import NEIGHBOUR_BYTES, KvGeometry, StoreMemory  # noqa: E402
 
 
 class Rank:
-    """What a loader works with: the reader, the link and the counter of a rank, which note what happens."""
+    """The copies and the link of a rank, which note what happens."""
 
-    def __init__(self) -> None:
+    layers = 2
+
+    def __init__(self, error: Exception | None = None) -> None:
         self.events: list[str] = []
+        self.loading = Pipeline(torch.device("cpu"), 1, 0)
+        self.error = error
 
-    def load(self, _load: Load) -> Iterator[int]:
-        self.events.append("begins")
-        yield from (0, 1)
+    def load(self, loads: Load, _after: list[Any]) -> list[Any]:
+        self.events.append(f"loads {[int(slot) for slot in loads['kv'][0]]} from {loads['kv'][1]}")
+        if self.error is not None:
+            raise self.error
+        return [torch.cpu.Event()] * 3
 
-    def begin_load(self, _rid: str) -> None: ...
+    def end_load(self, rid: str) -> None:
+        self.events.append(f"ends {rid}")
 
     def loaded(self, rids: list[str], _seconds: float) -> None:
         self.events.append(f"loaded {rids}")
 
-    def update_producer(self) -> int:
-        return 7
 
-    def complete(self, index: int, layer: int) -> None:
-        self.events.append(f"load {index} layer {layer}")
-
-    def fail(self, _index: int, error: BaseException) -> None:
-        self.events.append(repr(error))
+def loader_of(rank: Any) -> PageLoader:
+    return PageLoader(rank, rank, None)
 
 
-def test_a_layer_counts_as_loaded_when_the_ranks_own_device_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queued_loads_are_started_together_and_give_their_records_free() -> None:
+    rank = Rank()
+    loader = loader_of(rank)
+    assert loader.start() == -1
+    for number, rid in enumerate(("a", "b", "c")):
+        loader.queue(rid, {"kv": ([number], [8 * number])})
+    assert loader.cancel("b")
+    assert not loader.cancel("d")
+    index = loader.start()
+    loader.set_consumer(index)
+    loader.wait_until(1)
+    assert loader.finish(index)
+    assert loader.finish(index)  # the second time there is nothing to say
+    loader.close()
+    assert rank.events == ["ends b", "loads [0, 2] from [0, 16]", "loaded ['a', 'c']", "ends a", "ends c"]
+
+
+def test_a_load_that_fails_is_told_when_the_pass_was_launched() -> None:
+    rank = Rank(KeyError("the neighbour has gone"))
+    loader = loader_of(rank)
+    loader.queue("r", {"kv": ([0], [0])})
+    index = loader.start()
+    loader.set_consumer(index)
+    loader.wait_until(0)
+    assert not loader.finish(index)
+    loader.close()
+    assert rank.events == ["loads [0] from [0]", "ends r"]
+
+
+def test_a_load_from_a_neighbour_that_outlasts_its_lease_fails() -> None:
+    rank = Rank()
+    loader = loader_of(rank)
+    loader.queue("r", {"kv": ([0], [0])})
+    loader.queue("r2", {"kv": ([1], [0])}, time.monotonic())
+    assert not loader.finish(loader.start())
+    loader.close()
+
+
+def test_the_engine_ends_if_it_has_computed_with_a_load_that_outlasted_its_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It takes seconds at least, in which the device does nothing."""
+    rank, codes = Rank(), list[int]()
+    hangs = threading.Event()
+    monkeypatch.setattr(os, "_exit", codes.append)
+    late = SimpleNamespace(synchronize=lambda: hangs.wait(PATIENCE_S))
+    monkeypatch.setattr(rank, "load", lambda *_: [late] * 3)
+    monkeypatch.setattr(copies, "_LEASE_S", 0.0)
+    loader = loader_of(rank)
+    until_s = time.monotonic() + 0.5
+    loader.queue("r", {"kv": ([0], [0])}, until_s)
+    assert loader.finish(loader.start())
+    time.sleep(max(0.0, until_s - time.monotonic()))
+    hangs.set()
+    loader.close()
+    assert codes == [1]
+
+
+def test_streams_and_scratch_memory_are_made_where_the_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream belongs to the rank's device, which SGLang sets in the scheduler's thread alone."""
-    of_thread = threading.local()  # as in CUDA, where each thread begins with device 0
-    of_thread.device = 1
-    rank: Any = Rank()
+    made: list[str] = []
 
-    class Stream:
-        def __init__(self) -> None:
-            self.device = getattr(of_thread, "device", 0)
+    stream = torch.cpu.Stream
 
-        def synchronize(self) -> None:
-            rank.events.append(f"device {self.device}")
+    def made_here(priority: int) -> Any:
+        made.append(threading.current_thread().name)
+        return stream(priority)
 
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    event = SimpleNamespace(record=lambda _stream: None, synchronize=lambda: None)
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    loader = PageLoader(rank, rank, rank, on_gpu=True, forward_stream=None)
-    loader.queue("r", {"kv": ([0], [0])})
-    assert loader.start() == 7
-    loader.close()
-    assert rank.events == ["begins", "device 1", "load 7 layer 0", "device 1", "load 7 layer 1", "loaded ['r']"]
+    monkeypatch.setattr(torch.cpu, "Stream", made_here)
+    lab = Lab(*mha(4, BF16))
+    loaded = lab.copies(lab.shard(1, 0), 1, 0)
+    assert made == ["MainThread"] * 4
+    thread = threading.Thread(target=loaded.write, args=("kv", SLOTS, lab.offsets["kv"]))
+    thread.start()
+    thread.join(PATIENCE_S)
+    loaded.load({"kv": (SLOTS, lab.offsets["kv"])})
+    assert len(made) == 4
 
 
-def test_a_load_waits_for_both_streams_in_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank: Any = Rank()
-    has_started = threading.Event()
-
-    class Event:
-        def record(self, stream: str | None) -> None:
-            self._stream = stream or "scheduler"
-
-        def synchronize(self) -> None:
-            # The scheduler's thread goes on meanwhile. If it waited here, it would wait for itself.
-            assert has_started.wait(PATIENCE_S)
-            rank.events.append(f"{threading.current_thread().name} waited for {self._stream}")
-
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: SimpleNamespace(synchronize=lambda: None))
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    loader = PageLoader(rank, rank, rank, on_gpu=True, forward_stream="forward")
-    loader.queue("r", {"kv": ([0], [0])})
-    loader.start()
-    has_started.set()
-    loader.close()
-    assert sorted(rank.events[:2]) == ["ampd-kv-load waited for forward", "ampd-kv-load waited for scheduler"]
-    assert rank.events[2:] == ["begins", "load 7 layer 0", "load 7 layer 1", "loaded ['r']"]
+QWEN3_32B = {"heads": 8, "head_bytes": 16 * 128 * 2 * 2, "layers": 64}
+RECORD_BYTES = math.prod(QWEN3_32B.values())
 
 
-def test_a_load_from_a_neighbour_that_outlasts_its_lease_fails_before_its_last_layer() -> None:
-    rank: Any = Rank()
-    load = rank.load
+@dataclass
+class Counted:
+    """A rank's part of 8,192 tokens of Qwen3-32B at TP 2, whose copies and kernels are counted and not done."""
 
-    def load_late(loads: Load) -> Iterator[int]:
-        for layer in load(loads):
-            time.sleep(max(0.0, until_s - time.monotonic()) if layer else 0.0)
-            yield layer
+    copies: list[tuple[int, ...]]
+    kernels: list[tuple[int, int]]
 
-    rank.load = load_late
-    loader = PageLoader(rank, rank, rank, on_gpu=False, forward_stream=None)
-    until_s = time.monotonic() + 1.0
-    loader.queue("r", {"kv": ([0], [0])})
-    loader.queue("r2", {"kv": ([1], [0])}, until_s)
-    loader.start()
-    loader.close()
-    assert rank.events[:2] == ["begins", "load 7 layer 0"]
-    assert rank.events[2].startswith("TimeoutError('the lease")
-    assert len(rank.events) == 3
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted([], [])
+    monkeypatch.setattr(copies, "copy_rows", lambda into, _source: counted.copies.append(tuple(into.shape)))
+
+    def move(_section: Any, slots: Any, _scratch: Any, _first: int, layers: int, **_: bool) -> None:
+        counted.kernels.append((len(slots), layers))
+
+    monkeypatch.setattr(RankSection, "_move", move)
+    return counted
+
+
+def qwen3_32b(pages: int) -> RankCopies:
+    pool = torch.empty(1, dtype=torch.bfloat16).expand(pages * 16, 4, 128)
+    layers = QWEN3_32B["layers"]
+    buffers = attention_buffers([pool] * layers, [pool] * layers, 16, range(layers))
+    geometry = KvGeometry("f", 16, (pool_geometry("kv", buffers, {"kv": 8}),))
+    assert geometry.page_bytes == RECORD_BYTES
+    store = torch.empty(2 * pages * RECORD_BYTES, dtype=torch.uint8, device="meta")
+    return RankCopies(geometry, {"kv": buffers}, store, tp=2, rank=1, layers=layers)
+
+
+@pytest.mark.parametrize("pages", [32, 512, 2048])
+def test_a_load_and_a_write_are_few_large_copies(counted: Counted, pages: int) -> None:
+    rank = qwen3_32b(pages)
+    slots, offsets = list(range(pages)), [number * RECORD_BYTES for number in range(pages)]
+    moved_bytes = pages * RECORD_BYTES // 2
+    steps = -(-moved_bytes // (64 << 20))
+    rank.load({"kv": (slots, offsets)})
+    assert len(counted.kernels) == steps
+    assert len(counted.copies) <= 4 * steps
+    assert pages != 512 or len(counted.copies) + len(counted.kernels) == 80
+    assert sum(rows * width for rows, width in counted.copies) == moved_bytes
+    assert min(width for _, width in counted.copies) >= 32 << 10
+    counted.kernels.clear()
+    counted.copies.clear()
+    rank.write("kv", slots, offsets)
+    assert len(counted.copies) == len(counted.kernels) == -(-moved_bytes // (32 << 20))
+    assert sum(rows * width for rows, width in counted.copies) == moved_bytes
+
+
+def test_copies_of_records_in_any_order_are_as_large_as_a_call_takes(counted: Counted) -> None:
+    pages = 512
+    offsets = [2 * (pages - number) * RECORD_BYTES - RECORD_BYTES for number in range(pages)]
+    qwen3_32b(2 * pages).load({"kv": (list(range(pages)), offsets)})
+    assert min(rows * width for rows, width in counted.copies) >= 256 << 10
+    assert sum(rows * width for rows, width in counted.copies) == pages * RECORD_BYTES // 2
+
+
+def test_the_kernel_moves_16_bytes_per_thread() -> None:
+    """Compiled for an H100, which needs none."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from workers.kv.ranks import kernels
+
+    pool = torch.empty(2 * 16 * 4 * 128, dtype=torch.bfloat16).view(2 * 16, 4, 128)
+    buffers = attention_buffers([pool], [pool], 16, [0])
+    _, constants = kernels.launch_of(buffers.sections["kv"][0], 2, 2 * 16 * 128 * 2, 0)
+    assert constants["unit"] == 8
+    for to_pool in (True, False):
+        constexprs = {name: value for name, value in constants.items() if name != "unit"} | {"to_pool": to_pool}
+        pointers = {"tensors": "*i64", "slots": "*i64", "scratch": "*i64", "layers": "i32"}
+        source = ASTSource(
+            kernels._move,
+            pointers | dict.fromkeys(constexprs, "constexpr"),
+            constexprs,
+            {(2,): [["tt.divisibility", 16]]},
+        )
+        code = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+        assert re.findall(r"(ld|st)\.global\.v2\.b64", code) == ["ld"] * 2 + ["st"] * 2
 
 
 def test_a_store_that_cannot_be_pinned_is_not_read_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,14 +249,14 @@ def test_a_neighbours_store_is_mapped_until_it_is_unmapped() -> None:
     memory = StoreMemory.create(1 << 20)
     memory.map[: len(lab.store)] = lab.store.numpy().tobytes()
     buffers = lab.shard(1, 0)
-    copies = lab.copies(buffers, 1, 0)
+    loader = lab.copies(buffers, 1, 0)
     lab.store.zero_()
     for _, tensor in slots_of(buffers):
         tensor.zero_()
-    stores = NeighbourStores(copies, on_gpu=False)
+    stores = NeighbourStores(loader, on_gpu=False)
     assert stores.map(1, memory.place_for_neighbours) == ""
     memory.close()
-    list(copies.load({"kv": (SLOTS, [NEIGHBOUR_BYTES + offset for offset in lab.offsets["kv"]])}))
+    loader.load({"kv": (SLOTS, [NEIGHBOUR_BYTES + offset for offset in lab.offsets["kv"]])})
     pairs = zip(slots_of(buffers), slots_of(lab.shard(1, 0)), strict=True)
     assert all(same_bits(ours[SLOTS], theirs[SLOTS]) for (_, ours), (_, theirs) in pairs)
     mapped = stores._memories[1]

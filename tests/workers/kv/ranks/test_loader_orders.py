@@ -1,177 +1,180 @@
-"""A load beside a step that still writes its pages, in every order in which a GPU may run the two."""
+"""A load beside a step that still writes its slots, in orders in which a GPU may run the two."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from queue import Queue
-from types import SimpleNamespace
+from collections.abc import Mapping
+from functools import partial
+from random import Random
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
-from tests.waiting import PATIENCE_S
-from workers.kv.ranks import copies as product
-from workers.kv.ranks.copies import Load, PageLoader
+from tests.harness.fake_streams import FakeDevice  # noqa: E402
+from tests.workers.kv.ranks.copies_lab import (  # noqa: E402
+    BF16,
+    LAYERS,
+    SLOTS,
+    Lab,
+    cut_short,
+    gated_delta,
+    mha,
+    same_bits,
+    sliding_window,
+    slots_of,
+)
+from workers.kv.ranks.copies import PageLoader, Pipeline  # noqa: E402
+from workers.kv.ranks.pools import PoolBuffers  # noqa: E402
 
-LAYERS = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """Something that the GPU does, and what has ended before it begins."""
-
-    act: Callable[[], None]
-    after: frozenset[Operation]
-
-
-class Cuda:
-    """In place of `torch.cuda`: notes operations with what must come before them, which is nothing else than
-
-    - the operation before on its stream, and what the stream was told to wait for;
-    - what the thread that launched it had waited for.
-    """
-
-    def __init__(self) -> None:
-        self.operations: list[Operation] = []
-        self._of_thread = threading.local()
-        cuda = self
-
-        class Stream:
-            def __init__(self) -> None:
-                self.last: frozenset[Operation] = frozenset()
-
-            def synchronize(self) -> None:
-                cuda.seen |= self.last
-
-        class Event:
-            def record(self, stream: Any = None) -> None:
-                self._after = (stream or cuda.current).last
-
-            def synchronize(self) -> None:
-                cuda.seen |= self._after
-
-        self.Stream, self.Event = Stream, Event
-
-    @property
-    def seen(self) -> frozenset[Operation]:
-        """The operations that this thread knows to have ended."""
-        return getattr(self._of_thread, "seen", frozenset())
-
-    @seen.setter
-    def seen(self, operations: frozenset[Operation]) -> None:
-        self._of_thread.seen = operations
-
-    @property
-    def current(self) -> Any:
-        return self._of_thread.__dict__.setdefault("stream", self.Stream())
-
-    @contextmanager
-    def stream(self, stream: Any) -> Iterator[None]:
-        before, self._of_thread.stream = self.current, stream
-        yield
-        self._of_thread.stream = before
-
-    def launch(self, act: Callable[[], None]) -> None:
-        """Put an operation on the current stream."""
-        operation = Operation(act, self.current.last | self.seen)
-        self.current.last = frozenset({operation})
-        self.operations.append(operation)
+ORDERS = 25
+FAMILIES: Mapping[str, Any] = {
+    "attention": lambda: mha(4, BF16),
+    "windows": lambda: sliding_window(BF16),
+    "states": lambda: gated_delta(BF16),
+}
 
 
-def orders(left: Sequence[Operation]) -> Iterator[list[Operation]]:
-    """Every order in which these operations may run."""
-    if not left:
-        yield []
-    for operation in left:
-        if not operation.after.intersection(left):
-            rest = [other for other in left if other is not operation]
-            yield from ([operation, *order] for order in orders(rest))
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """Copies that are made from now on have its streams, and little scratch memory."""
+    device = FakeDevice()
+    cut_short(monkeypatch)
+    monkeypatch.setattr(torch, "get_device_module", lambda _where: device)
+    monkeypatch.setattr(Pipeline, "launch", lambda *args: device.launch(*args))
+    return device
 
 
-class Rank:
-    """The reader, the link and the counter of a rank with one page, whose KV of each layer is a word."""
-
-    def __init__(self, cuda: Cuda) -> None:
-        self.page = [""] * LAYERS
-        self.read = [""] * LAYERS
-        self.loaded_layers: Queue[Any] = Queue()
-        self._cuda = cuda
-
-    def write(self, layer: int, word: str) -> None:
-        self._cuda.launch(lambda: self.page.__setitem__(layer, word))
-
-    def look(self, layer: int) -> None:
-        self._cuda.launch(lambda: self.read.__setitem__(layer, self.page[layer]))
-
-    def load(self, _load: Load) -> Iterator[int]:
-        for layer in range(LAYERS):
-            self.write(layer, "loaded")
-            yield layer
-
-    def complete(self, _index: int, _layer: int) -> None:
-        self.loaded_layers.put(self._cuda.seen)
-
-    def fail(self, _index: int, error: BaseException) -> None:
-        self.loaded_layers.put(error)
-
-    def begin_load(self, _rid: str) -> None: ...
-
-    def loaded(self, _rids: list[str], _seconds: float) -> None: ...
-
-    def update_producer(self) -> int:
-        return 0
-
-
-def outcomes(monkeypatch: pytest.MonkeyPatch, step_on: str, told: str) -> list[bool]:
-    """Whether the page is right at the end, and was when the prefill read it, in each order.
-
-    A request has ended, and its page is free and loaded for another one. A step that was launched before still writes
-    the page. The scheduler's stream has waited for the beginning of the step.
+class Case:
+    """A rank with a loader, and a step that was launched before a load and still writes its slots.
 
     Args:
         step_on: the stream of the step, `scheduler` or `forward`.
         told: the stream of the forward that the loader is told.
     """
-    cuda = Cuda()
-    monkeypatch.setattr(product, "torch", SimpleNamespace(cuda=cuda))
-    rank: Any = Rank(cuda)
-    streams = {"scheduler": cuda.current, "forward": cuda.Stream(), "another": cuda.Stream()}
-    loader = PageLoader(rank, rank, rank, on_gpu=True, forward_stream=streams[told])
-    with cuda.stream(streams[step_on]):
-        cuda.launch(lambda: None)
-        begun = cuda.current.last
-        for layer in range(LAYERS):
-            rank.write(layer, "late")
-    streams["scheduler"].last |= begun
-    loader.queue("r", {"kv": ([0], [0])})
-    loader.start()
-    streams["forward"].last |= streams["scheduler"].last
-    with cuda.stream(streams["forward"]):
-        for layer in range(LAYERS):
-            seen = rank.loaded_layers.get(timeout=PATIENCE_S)
-            assert isinstance(seen, frozenset), seen
-            cuda.seen |= seen
-            rank.look(layer)
-    loader.close()
+
+    def __init__(self, device: FakeDevice, lab: Lab, step_on: str, told: str) -> None:
+        device.streams.clear()
+        device.may_wait.clear()
+        self.device, self.lab = device, lab
+        self.streams = {name: device.Stream() for name in ("scheduler", "forward", "another")}
+        self.buffers, self.wanted = lab.shard(2, 1), lab.shard(2, 1)
+        self.copies = lab.copies(self.buffers, 2, 1)
+        self.released: list[tuple[str, bool]] = []
+        link: Any = self
+        self.loader = PageLoader(self.copies, link, self.streams[told])
+        self.streams[step_on].work += [partial(self.write, tensor) for _, tensor in slots_of(self.buffers)]
+
+    def write(self, tensor: Any) -> None:
+        tensor[SLOTS] = 7
+
+    def loaded(self, rids: list[str], _seconds: float) -> None:
+        self.rids = rids
+
+    def end_load(self, rid: str) -> None:
+        self.released.append((rid, all(stream.done == len(stream.work) for stream in self.device.streams)))
+
+    def load(self) -> list[bool]:
+        """Load and compute; returns a list that gets for each layer whether it was right when it was read."""
+        found: list[bool] = []
+        with self.device.stream(self.streams["scheduler"]):
+            self.loader.queue("r", {pool: (SLOTS, offsets) for pool, offsets in self.lab.offsets.items()})
+            index = self.loader.start()
+        self.loader.set_consumer(index)
+        with self.device.stream(self.streams["forward"]):
+            for layer in range(LAYERS):
+                self.loader.wait_until(layer)
+                self.streams["forward"].work.append(partial(self.look, layer, found))
+            assert self.loader.finish(index)
+        return found
+
+    def look(self, layer: int, found: list[bool]) -> None:
+        found.append(self.is_right(layer))
+
+    def is_right(self, layer: int) -> bool:
+        pairs = zip(of_layer(self.buffers, layer), of_layer(self.wanted, layer), strict=True)
+        return all(same_bits(ours[SLOTS], theirs[SLOTS]) for ours, theirs in pairs)
+
+    def close(self) -> None:
+        self.device.may_wait.set()
+        self.loader.close()
+
+
+def of_layer(buffers: Mapping[str, PoolBuffers], layer: int) -> list[Any]:
+    return [
+        tensor
+        for pool in buffers.values()
+        if layer in pool.layer_ids
+        for layers in pool.sections.values()
+        for tensor in layers[pool.layer_ids.index(layer)]
+    ]
+
+
+def outcomes(device: FakeDevice, lab: Lab, step_on: str, told: str) -> list[bool]:
+    """Whether the slots are right at the end, and were when the forward read them, in each order."""
     right = []
-    for order in orders(cuda.operations):
-        for operation in order:
-            operation.act()
-        right.append(rank.page == rank.read == ["loaded"] * LAYERS)
+    for seed in range(ORDERS):
+        case = Case(device, lab, step_on, told)
+        found = case.load()
+        device.run_all(Random(seed))
+        case.close()
+        right.append(found == [True] * LAYERS and all(map(case.is_right, range(LAYERS))))
+        assert case.released == [("r", True)]
     return right
 
 
+@pytest.fixture(params=FAMILIES)
+def lab(request: pytest.FixtureRequest) -> Lab:
+    lab = Lab(*FAMILIES[request.param]())
+    lab.write(1)
+    return lab
+
+
 @pytest.mark.parametrize("step_on", ["forward", "scheduler"])
-def test_in_no_order_does_a_step_overwrite_a_load(monkeypatch: pytest.MonkeyPatch, step_on: str) -> None:
-    assert all(outcomes(monkeypatch, step_on, told="forward"))
+def test_in_no_order_does_a_step_overwrite_a_load_or_a_layer_begin_before_it(
+    lab: Lab, device: FakeDevice, step_on: str
+) -> None:
+    assert all(outcomes(device, lab, step_on, told="forward"))
 
 
-def test_a_load_that_waits_for_another_stream_is_overwritten_in_some_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_that_waits_for_another_stream_is_overwritten_in_some_orders(lab: Lab, device: FakeDevice) -> None:
     """The control: the orders are there."""
-    right = outcomes(monkeypatch, "forward", told="another")
-    assert 0 < right.count(False) < len(right)
+    right = outcomes(device, lab, "forward", told="another")
+    assert right.count(False) > 0
+
+
+def test_no_thread_of_the_engine_waits_for_a_load(lab: Lab, device: FakeDevice) -> None:
+    case = Case(device, lab, "forward", "forward")
+    case.load()
+    assert not any(stream.done for stream in device.streams)
+    assert set(device.waited) <= {"ampd-kv-load"}
+    assert not case.released
+    device.run_all(Random(1))
+    case.close()
+    assert case.released == [("r", True)]
+
+
+def test_a_load_that_is_forgotten_has_ended(lab: Lab, device: FakeDevice) -> None:
+    case = Case(device, lab, "forward", "forward")
+    case.load()
+    device.may_wait.set()
+    case.loader.reset()
+    assert all(map(case.is_right, range(LAYERS)))
+    case.close()
+
+
+def test_loads_one_after_the_other_use_the_scratch_memory_in_turn(lab: Lab, device: FakeDevice) -> None:
+    for seed in range(ORDERS):
+        case = Case(device, lab, "forward", "forward")
+        found = [case.load(), case.load()]
+        device.run_all(Random(seed))
+        case.close()
+        assert found == [[True] * LAYERS] * 2
+        assert case.released == [("r", True)] * 2
+
+
+def test_a_write_ends_with_its_bytes_in_the_store(lab: Lab, device: FakeDevice) -> None:
+    wanted = lab.store.clone()
+    lab.write(2)
+    assert lab.store.equal(wanted)
+    assert set(device.waited) == {"MainThread"}

@@ -15,12 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.workers.kv.ranks.copies_lab import FAMILIES, Lab, slots_of  # noqa: E402
-from workers.kv.ranks.copies import (  # noqa: E402
-    PageLoader,
-    RankCopies,
-    StreamWriter,
-    pin,
-)
+from workers.kv.ranks.copies import PageLoader, RankCopies, pin  # noqa: E402
 from workers.kv.ranks.pools import attention_buffers, pool_geometry  # noqa: E402
 from workers.kv.shared import (  # noqa: E402
     KvGeometry,
@@ -31,7 +26,7 @@ from workers.kv.shared import (  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 HEADS, DIM, LAYERS, PAGE, PAGES = 8, 128, 36, 16, 160
-"""The KV of Qwen3-8B. All pages are 377 MB: several batches of a rank's scratch memory, and two groups of layers."""
+"""The KV of Qwen3-8B. All pages are 377 MB: several steps, of fewer layers than the model has."""
 RECORD_BYTES = 2 * HEADS * DIM * LAYERS * PAGE * 2
 SLOTS = list(range(PAGES - 1, 0, -2)) + list(range(0, PAGES, 2))
 OFFSETS = [number * RECORD_BYTES for number in range(PAGES)]
@@ -58,9 +53,15 @@ class Rank:
         pages = self.pool[layer, :, : PAGES * PAGE].unflatten(1, (PAGES, PAGE))
         return pages[:, list(slots)].view(torch.int16)
 
+    def store_and_forget(self) -> None:
+        """Write the pages into the store, and zeros into the pool."""
+        self.copies.write("kv", SLOTS, OFFSETS)
+        self.wanted = [self.pages(layer, SLOTS).clone() for layer in range(LAYERS)]
+        self.pool.zero_()
+        torch.cuda.synchronize()
+
     def load(self) -> None:
-        for _ in self.copies.load({"kv": (SLOTS, OFFSETS)}):
-            pass
+        self.copies.load({"kv": (SLOTS, OFFSETS)})
         torch.cuda.synchronize()
 
 
@@ -113,7 +114,7 @@ def test_a_gpu_stores_the_bytes_that_a_cpu_stores(family: str) -> None:
 def test_pages_of_a_real_layout_come_back_at_another_degree(store: Any, writers: int, readers: int) -> None:
     for number in range(writers):
         rank = Rank(store, writers, number)
-        StreamWriter(rank.copies, on_gpu=True).write("kv", SLOTS, OFFSETS)
+        rank.copies.write("kv", SLOTS, OFFSETS)
     for number in range(readers):
         rank = Rank(store, readers, number)
         wanted = rank.pool.view(torch.int16).clone()
@@ -124,7 +125,7 @@ def test_pages_of_a_real_layout_come_back_at_another_degree(store: Any, writers:
 
 def test_a_write_does_not_wait_for_the_engine(store: Any) -> None:
     rank = Rank(store)
-    writer = StreamWriter(rank.copies, on_gpu=True)
+    writer = rank.copies
     writer.write("kv", SLOTS, OFFSETS)  # allocates
     store.zero_()
     torch.cuda._sleep(3 * SECOND_CYCLES)
@@ -140,70 +141,59 @@ def test_a_write_does_not_wait_for_the_engine(store: Any) -> None:
     assert store.cuda().equal(copied)
 
 
-class Counter:
-    """SGLang's counter and the link of a rank, which look at the layers that count as loaded."""
+class Link:
+    """The link of a rank: whether the records of a load are free again."""
 
-    def __init__(self, rank: Rank, wanted: Any) -> None:
-        self._rank, self._wanted = rank, wanted
-        self.right: list[bool] = []
-        self.failed: list[BaseException] = []
+    def __init__(self) -> None:
         self.ended = threading.Event()
 
-    def begin_load(self, _rid: str) -> None: ...
-
-    def loaded(self, _rids: list[str], _seconds: float) -> None:
+    def end_load(self, _rid: str) -> None:
         self.ended.set()
 
-    def update_producer(self) -> int:
-        return 0
+    def loaded(self, _rids: list[str], _seconds: float) -> None: ...
 
-    def complete(self, _index: int, layer: int) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            self.right.append(torch.equal(self._rank.pages(layer, SLOTS), self._wanted[layer]))
 
-    def fail(self, _index: int, error: BaseException) -> None:
-        self.failed.append(error)
-        self.ended.set()
+def load_beside(rank: Rank, forward: Any) -> list[bool]:
+    """Load, and compute on the stream of the forward; returns whether each layer was right when it was read."""
+    link: Any = Link()
+    loader = PageLoader(rank.copies, link, forward)
+    right = []
+    torch.cuda._sleep(SECOND_CYCLES)
+    read_before = rank.pages(LAYERS - 1, SLOTS).count_nonzero()
+    loader.queue("r", {"kv": (torch.tensor(SLOTS, device="cuda"), OFFSETS)})
+    computed = torch.cuda.Event()
+    computed.record()
+    index = loader.start()
+    loader.set_consumer(index)
+    with torch.cuda.stream(forward):
+        for layer in range(LAYERS):
+            loader.wait_until(layer)
+            right.append(rank.pages(layer, SLOTS).eq(rank.wanted[layer]).all())
+    assert loader.finish(index)
+    assert not computed.query(), "the calls waited for the device"
+    assert not link.ended.is_set()
+    assert link.ended.wait(PATIENCE_S)
+    loader.close()
+    torch.cuda.synchronize()
+    assert not read_before.item()
+    return [bool(found) for found in right]
 
 
 def test_a_load_waits_for_the_readers_of_its_slots_and_its_layers_wait_for_their_bytes(store: Any) -> None:
     rank = Rank(store)
-    rank.copies.write("kv", SLOTS, OFFSETS)
-    wanted = [rank.pages(layer, SLOTS).clone() for layer in range(LAYERS)]
-    rank.pool.zero_()
-    torch.cuda.synchronize()
-    counter: Any = Counter(rank, wanted)
-    loader = PageLoader(rank.copies, counter, counter, on_gpu=True, forward_stream=torch.cuda.Stream())
-    torch.cuda._sleep(SECOND_CYCLES)
-    read_before = rank.pages(LAYERS - 1, SLOTS).count_nonzero()
-    loader.queue("r", {"kv": (SLOTS, OFFSETS)})
-    assert loader.start() == 0
-    assert counter.ended.wait(PATIENCE_S)
-    loader.close()
-    assert not counter.failed
-    assert counter.right == [True] * LAYERS
-    assert not read_before.item()
+    rank.store_and_forget()
+    assert load_beside(rank, torch.cuda.Stream()) == [True] * LAYERS
 
 
 def test_a_load_waits_for_a_step_on_another_stream_that_still_writes_its_slots(store: Any) -> None:
     """Under SGLang's overlap schedule the stream of the scheduler's thread does not wait for the step."""
     rank = Rank(store)
-    rank.copies.write("kv", SLOTS, OFFSETS)
-    wanted = [rank.pages(layer, SLOTS).clone() for layer in range(LAYERS)]
-    torch.cuda.synchronize()
-    counter: Any = Counter(rank, wanted)
+    rank.store_and_forget()
     forward = torch.cuda.Stream()
-    loader = PageLoader(rank.copies, counter, counter, on_gpu=True, forward_stream=forward)
     with torch.cuda.stream(forward):
-        torch.cuda._sleep(SECOND_CYCLES)
+        torch.cuda._sleep(2 * SECOND_CYCLES)
         rank.pool.zero_()
-    loader.queue("r", {"kv": (SLOTS, OFFSETS)})
-    assert loader.start() == 0
-    assert counter.ended.wait(PATIENCE_S)
-    loader.close()
-    torch.cuda.synchronize()
-    assert not counter.failed
-    assert [layer for layer in range(LAYERS) if not rank.pages(layer, SLOTS).equal(wanted[layer])] == []
+    assert load_beside(rank, forward) == [True] * LAYERS
 
 
 def _write_as_rank(place: tuple[int, int, int], tp: int, number: int) -> None:
@@ -211,7 +201,7 @@ def _write_as_rank(place: tuple[int, int, int], tp: int, number: int) -> None:
     memory = StoreMemory.open(*place)
     store = torch.frombuffer(memory.map, dtype=torch.uint8)
     assert not pin(store)
-    StreamWriter(Rank(store, tp, number).copies, on_gpu=True).write("kv", SLOTS, OFFSETS)
+    Rank(store, tp, number).copies.write("kv", SLOTS, OFFSETS)
 
 
 def test_processes_pin_and_write_one_store() -> None:
@@ -236,7 +226,7 @@ def _own_a_store(pipe: Connection) -> None:
 
     with pinned_store() as (memory, store):
         for number in range(2):
-            StreamWriter(Rank(store, 2, number).copies, on_gpu=True).write("kv", SLOTS, OFFSETS)
+            Rank(store, 2, number).copies.write("kv", SLOTS, OFFSETS)
         transport = NixlTransport(memory.address, memory.size_bytes)
         transport.let_read(time.monotonic() + PATIENCE_S)
         pipe.send((transport.metadata, memory.address))
