@@ -157,12 +157,11 @@ class RoundEnds(InBackground, Generic[RunT]):
                 run.told(RoundEnded(run.request_id, "left"))
 
     async def _unless_alive(self, worker_id: str, runs: Sequence[RunT]) -> None:
-        """The rounds of a worker are lost, unless it answers another call."""
-        if not runs:
+        """The rounds of a worker are lost, unless it answers another call, or has them no more by then."""
+        if not runs or (error := await self._lost_error(worker_id, _BROKEN)).lives:
             return
-        error = await self._lost_error(worker_id, _BROKEN)
-        for run in runs:
-            if not (run.is_over or error.lives):
+        for run in self._of(worker_id):
+            if run in runs:
                 run.lost(error)
 
     async def _run(self) -> None:

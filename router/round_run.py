@@ -237,6 +237,7 @@ class RoundRun(UnplacedRound):
         except (WorkerLostError, WorkerRefusedError) as error:
             if self.is_over:
                 return True  # its worker has told more
+            self._services.ends.over(self)  # until another worker has it
             self._withdraw(placement)
             if not is_stopped():
                 lost = _as_lost(error, has_output=self.request.has_output)

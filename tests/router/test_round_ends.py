@@ -48,6 +48,8 @@ class Coordinator:
         self.ends: Any = round_ends.RoundEnds(self._lost, lambda: self.now_s)
 
     async def _lost(self, worker_id: str, message: str) -> WorkerLostError:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         return WorkerLostError(worker_id, message, lives=self.lives)
 
     def begin(self, request_id: str, worker_id: str = "w") -> Run:
@@ -124,6 +126,20 @@ async def test_a_worker_that_answers_keeps_its_rounds_when_its_connection_breaks
         worker.tell(address, RoundEnded("r", "complete"))
         await until(lambda: run.is_over)
         assert run.heard == [Begun("r"), RoundEnded("r", "complete")]
+
+
+async def test_a_round_that_another_worker_has_got_meanwhile_is_not_lost() -> None:
+    """The call that gave it to the first one failed, before the coordinator knew that this worker has died."""
+    coordinator = Coordinator()
+    moved, waiting, lost = (coordinator.begin(name) for name in ("moved", "waiting", "lost"))
+    verdict = asyncio.create_task(coordinator.ends._unless_alive("w", [moved, waiting, lost]))
+    await asyncio.sleep(0)
+    coordinator.ends.over(moved)
+    moved.worker_id = "other"
+    coordinator.ends.begins(moved)
+    coordinator.ends.over(waiting)
+    await verdict
+    assert [run.is_over for run in (moved, waiting, lost)] == [False, False, True]
 
 
 async def test_a_round_that_is_sent_again_while_its_worker_has_it_leaves_that_worker() -> None:
