@@ -96,7 +96,7 @@ def _listed(answer: Answer) -> Iterator[str]:
     for row in answer["sessions"]:
         tokens, held_by = max(row["held_tokens"].values(), default=0), ",".join(row["held_tokens"])
         idle = "-" if row["idle_s"] is None else f"{row['idle_s']:.0f} s"
-        yield f"{row['session_key']:32}  {tokens:>8}  {idle:>7}  {printable(held_by):16}  {_owner(row)}"
+        yield f"{row['session_key']:32}  {tokens:>8}  {idle:>7}  {held_by:16}  {_owner(row)}"
     if (hidden := answer["total"] - len(answer["sessions"])) > 0:
         yield f"... {hidden} more (--limit)"
 
@@ -109,11 +109,9 @@ def _show(argv: Sequence[str]) -> None:
 def _shown(answer: Answer) -> Iterator[str]:
     yield f"session {answer['session_key']}: {_owner(answer)}"
     bound = answer["binding"]
-    yield (
-        f"bound to {printable(bound['worker_id'])}, epoch {bound['epoch']}" if bound else "not bound to a decode worker"
-    )
+    yield (f"bound to {bound['worker_id']}, epoch {bound['epoch']}" if bound else "not bound to a decode worker")
     for worker_id, tokens in answer["held_tokens"].items():
-        yield f"{tokens} tokens of KV on {printable(worker_id)}"
+        yield f"{tokens} tokens of KV on {worker_id}"
     if answer["idle_s"] is not None:
         yield f"last round ended {answer['idle_s']:.0f} s ago"
 
@@ -135,8 +133,8 @@ def _owner(row: Answer) -> str:
     """The client's id, and the tenant if there is one; both only if the coordinator served its last round."""
     if row["session_id"] is None:
         return "-"
-    tenant = f" (tenant {printable(row['tenant'])})" if row["tenant"] else ""
-    return printable(row["session_id"]) + tenant
+    tenant = f" (tenant {row['tenant']})" if row["tenant"] else ""
+    return f"{row['session_id']}{tenant}"
 
 
 def _names(settings: ShowSettings) -> dict[str, str]:
@@ -158,8 +156,8 @@ def _show_answer(
     if settings.as_json:
         print(json.dumps(answer, indent=1))
     try:
-        text = "\n".join(lines(answer))
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        text = "\n".join(map(printable, lines(answer)))
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{PROG}: {urls[0]} does not answer as a coordinator ({error!r}); see --coordinator-url"
         ) from None

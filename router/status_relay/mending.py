@@ -2,7 +2,7 @@
 
 An agent sends its whole history in each round. If the frontend refuses one message of it, the session is lost. So a
 request that was refused is read here, and sent again if something was mended. What cannot be mended is refused with a
-reason that names the message. Of the requests that are served only those are read that have items which Dynamo loses.
+reason that names the message. Of the requests that are served only those are read that have parts which Dynamo loses.
 """
 
 from __future__ import annotations

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.layout_regret import every_layout
 from planner.layout.candidate import CHOOSING, HELD_OUT, Candidate
+from planner.layout.fluid import costs_of
 from planner.layout.layout import Layout
 from planner.layout.search import Search, best_first, counts_of
 from planner.layout.trial import SHORT
@@ -39,6 +41,15 @@ def test_the_fewest_gpus_carry_the_rate_with_all_seeds() -> None:
     assert best.layout.gpus == 4
     assert set(CHOOSING) | set(HELD_OUT) == {task.seed for task in trials.tasks if task.layout == best.layout}
     assert all(each.carries(20.0) for each in made.best)
+
+
+def test_layouts_that_carry_more_than_the_programme_expects_are_tried() -> None:
+    """Passes that prefill and decode save what the programme counts: up to 1.37 times its rate was carried."""
+    bound = costs_of(CASE).bound
+    of_three = max(bound(layout) for layout in every_layout(list(CASE.degrees), 3))
+    made, _ = search(lambda layout, _: 1.4 * bound(layout), rate=1.37 * of_three)
+    assert made.fewest()
+    assert made.best[0].layout.gpus == 3
 
 
 def test_a_layout_that_fails_with_held_out_seeds_is_not_the_answer() -> None:

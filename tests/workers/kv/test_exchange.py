@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -281,3 +283,25 @@ async def test_a_count_that_need_not_wait_does_not_wait_for_the_engine(caplog: p
         keys, _ = await stored_and_unsettled(a)
         assert await a.exchange.held_tokens("s", waits=False) == len(keys) * PAGE
         assert not [record for record in caplog.records if record.levelname == "WARNING"]  # the end of a wait is one
+
+
+async def test_a_store_without_an_engine_gives_kv_away_as_another_host_does() -> None:
+    async with workers(a=(a := Worker(host="host"))) as peers:
+        other = a.exchange.without_engine(10 * PAGE)
+        peers.workers["other"] = SimpleNamespace(exchange=other)
+        transport: Any = a.exchange._transport
+        transport.read = Mock(wraps=transport.read)
+        tokens = text(1, 10)
+        await other.store.put(page_keys(tokens, PAGE, tenant=""))
+        fetched = await a.read("r", tokens, "other", 60.0)
+        assert (fetched.tokens, fetched.bytes, fetched.error) == (10 * PAGE, 10 * RECORD, None)
+        transport.read.assert_called_once()  # it was not mapped, although it is on this host
+        await other.close()
+
+
+async def test_what_was_put_into_a_store_is_loaded() -> None:
+    async with workers(a=(a := Worker())):
+        keys = page_keys(text(1, 10), PAGE, tenant="")
+        await a.exchange.store.put(keys)
+        assert await a.exchange.store.begin_request("r", "s", keys) == 10 * PAGE
+        assert len(a.ranks[0].link.loadable("r").records["kv"]) == 10
