@@ -81,6 +81,7 @@ async def test_the_graph_may_do_all_that_it_does(redis: Running) -> None:
     outcome = await store.route(RouteWrite("s1", "d1", 0, "d1", task), SessionLimits(60.0))
     assert outcome.accepted
     assert [each.worker_id for each in await store.snapshot()] == ["d1"]
+    assert await store.refresh([RouteWrite("s1", "d1", 1, "d1", None)], SessionLimits(60.0)) == []
     await store.finish_tasks("d1", ["t1"])
     assert await store.binding("s1") == Binding("s1", "d1", 1)
     assert (await store.rebind(outcome.binding, "d2", 60.0)).accepted
