@@ -56,7 +56,7 @@ def exit_now(code: int) -> NoReturn:
 def end_within(limit_s: float) -> None:
     """End the process after this time, unless it has ended by then.
 
-    It offers nothing any more, so that no probe may ask it, and it may wait for ever: for a child that a driver holds.
+    No probe asks a process that serves nothing any more, and it could wait for ever for a child that a driver holds.
     """
     end = threading.Timer(limit_s, os._exit, (1,))
     end.daemon = True

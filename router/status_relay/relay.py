@@ -270,8 +270,9 @@ class Relay:
             waiting.begin()
         try:
             return await self._mended(request, url, session, body)
-        except CannotMendError as error:
-            return error_response(request.path, Refused(_WRONG, str(error)))
+        except (CannotMendError, RecursionError) as error:
+            reason = "its parts are nested too deeply" if isinstance(error, RecursionError) else str(error)
+            return error_response(request.path, Refused(_WRONG, reason))
 
     async def _mended(self, request: web.Request, url: URL, session: str, body: bytes) -> web.StreamResponse:
         if loses_parts(request.path, body):

@@ -236,7 +236,10 @@ async def test_a_slow_answer_concerns_its_round_only() -> None:
         assert await replica.store.binding(session_key("", "b")) is not None
 
 
-async def test_an_owner_gets_its_next_rounds_before_the_store_has_them_all_at_once() -> None:
+async def test_an_owner_gets_its_next_rounds_before_the_store_has_them_all_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.placement._BEHIND_S", 3600.0)
     async with Replica(await cluster(worker("d1"))) as replica:
         await replica.round("s")
         await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): len(PROMPT)}), 60.0)
@@ -255,10 +258,13 @@ async def test_an_owner_gets_its_next_rounds_before_the_store_has_them_all_at_on
             assert not written
             await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): len(PROMPT)}), 60.0)
             await asyncio.sleep(0)
-        await until(lambda: written)
+        replica.services.placer._write_behind()
         await asyncio.gather(*replica.tasks)
         assert written == [2 * [(session_key("", "s"), None)]]
         assert replica.store.round_trips.calls["route"] == calls + 1
+        monkeypatch.undo()
+        await replica.round("s")
+        await until(lambda: len(written) == 2)
 
 
 async def test_workers_that_were_lost_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

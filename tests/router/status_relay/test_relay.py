@@ -228,6 +228,16 @@ async def test_a_413_has_the_form_of_the_api() -> None:
             assert (answer.status, await answer.read()) == (413, frontend.too_large)
 
 
+async def test_parts_that_are_nested_too_deeply_are_refused_with_a_reason() -> None:
+    part = '"text"'
+    for _ in range(900):
+        part = f'{{"type": "search_result", "content": {part}}}'
+    body = f'{{"messages": [{{"role": "user", "content": [{part}, {{"type": "input_audio"}}]}}]}}'
+    async with relayed() as (_, client), client.post("/v1/chat/completions", data=body) as answer:
+        assert answer.status == 400
+        assert "nested too deeply" in (await answer.json())["error"]["message"]
+
+
 async def test_an_early_404_whose_answer_is_lost_is_no_503() -> None:
     """As of a graph without `/v1/messages`: libraries would send the request again and again after a 503."""
 
