@@ -21,6 +21,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from queue import Queue
 from typing import Any
 
@@ -348,7 +349,8 @@ class RankCopies:
             after: events before which the slots must not be written.
 
         Returns:
-            For each layer of the model, an event after all that is loaded of it, and one after the whole load.
+            For each layer of the model, an event after all that is loaded of it and of those before it, and one after
+            the whole load. A pass as one CUDA graph waits for the last layer only.
         """
         for slots, offsets in loads.values():
             _check(slots, offsets)
@@ -356,14 +358,13 @@ class RankCopies:
         with self._lock:
             for event in after:
                 pipeline.emptying.wait_event(event)
-            landed = [pipeline.event(pipeline.emptying)] * self.layers
+            ended, last = [pipeline.event(pipeline.emptying)], [0] * self.layers
             for step in sorted(self._load_steps(loads), key=lambda step: step.section.layer_ids[step.first]):
-                ended = pipeline.step(
-                    partial(step.copy, self._stores, to_store=False), partial(step.move, to_pool=True)
-                )
+                copy = partial(step.copy, self._stores, to_store=False)
                 for layer in step.section.layer_ids[step.first : step.first + step.layers]:
-                    landed[layer] = ended
-            return [*landed, pipeline.event(pipeline.emptying)]
+                    last[layer] = len(ended)
+                ended.append(pipeline.step(copy, partial(step.move, to_pool=True)))
+            return [*(ended[number] for number in accumulate(last, max)), pipeline.event(pipeline.emptying)]
 
     def _load_steps(self, loads: Load) -> Iterator[Step]:
         for pool, (slots, offsets) in loads.items():

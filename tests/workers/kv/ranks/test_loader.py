@@ -5,6 +5,7 @@ A driver that refuses to pin costs only speed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -19,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.waiting import PATIENCE_S  # noqa: E402
-from tests.workers.kv.ranks.copies_lab import BF16, SLOTS, Lab, mha, same_bits, slots_of  # noqa: E402
+from tests.workers.kv.ranks.copies_lab import BF16, SLOTS, Lab, mha, same_bits, sliding_window, slots_of  # noqa: E402
 from workers.kv.ranks import copies  # noqa: E402
 from workers.kv.ranks.copies import (  # noqa: E402
     Load,
@@ -117,6 +118,16 @@ def test_the_engine_ends_if_it_has_computed_with_a_load_that_outlasted_its_lease
     hangs.set()
     loader.close()
     assert codes == [1]
+
+
+def test_a_layer_has_landed_with_all_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass as one CUDA graph waits for the last layer only, and other pools' layers may be loaded after it."""
+    lab, steps = Lab(*sliding_window(BF16)), itertools.count(1)
+    rank = lab.copies(lab.shard(1, 0), 1, 0)
+    monkeypatch.setattr(Pipeline, "step", lambda *_: next(steps))
+    monkeypatch.setattr(Pipeline, "event", lambda *_: 0)
+    *landed, _ = rank.load({pool: (SLOTS, offsets) for pool, offsets in lab.offsets.items()})
+    assert landed == [1, 2, 2, 2, 2, 2]
 
 
 def test_streams_and_scratch_memory_are_made_where_the_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
