@@ -35,13 +35,18 @@ leaders = st.sampled_from(["c1", "c2"])
 calls = st.lists(
     st.one_of(
         st.tuples(
-            st.just("publish"), workers, st.lists(tasks, unique=True), st.dictionaries(sessions, st.integers(1, 9))
+            st.just("publish"),
+            workers,
+            st.lists(tasks, unique=True),
+            st.dictionaries(sessions, st.integers(1, 9)),
+            st.lists(tasks, unique=True),
         ),
         st.tuples(st.just("remove"), workers),
         st.tuples(st.just("finish"), workers, tasks),
         st.tuples(st.just("route"), sessions, workers, epochs, workers, tasks),
+        st.tuples(st.just("refresh"), st.lists(st.tuples(sessions, workers, epochs), max_size=3)),
         st.tuples(st.just("rebind"), sessions, workers, epochs, workers),
-        st.tuples(st.just("end"), sessions),
+        st.tuples(st.just("end"), sessions, st.one_of(st.just(""), workers)),
         st.tuples(st.sampled_from(["lead", "resign"]), leaders),
         st.tuples(st.sampled_from(["coordinates", "leaves"]), leaders, tokens),
         st.tuples(st.just("assign"), leaders, workers, st.sampled_from(Role)),
@@ -81,9 +86,10 @@ async def compare(server: EmbeddedRedis, calls: list[tuple[Any, ...]]) -> None:
 
 async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
     match kind, *arguments:
-        case "publish", worker_id, queue, held:
+        case "publish", worker_id, queue, held, done:
             own = tuple(task(name) for name in queue)
-            return await store.publish_worker(WorkerView(worker_id, Role.DECODE, queue=own, held_tokens=held), 60)
+            view = WorkerView(worker_id, Role.DECODE, queue=own, held_tokens=held)
+            return await store.publish_worker(view, 60, done)
         case "remove", worker_id:
             await store.remove_worker(worker_id)
         case "finish", worker_id, task_id:
@@ -93,10 +99,13 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
                 RouteWrite(session_id, worker_id, epoch, queue_worker_id, task(task_id)), SessionLimits(60)
             )
             return outcome, await store.binding(session_id)
+        case "refresh", writes:
+            routes = [RouteWrite(name, worker_id, epoch, worker_id, None) for name, worker_id, epoch in writes]
+            return await store.refresh(routes, SessionLimits(60))
         case "rebind", session_id, worker_id, epoch, target:
             return await store.rebind(Binding(session_id, worker_id, epoch), target, 60)
-        case "end", session_id:
-            return await store.end_session(session_id)
+        case "end", session_id, owner:
+            return await store.end_session(session_id, owner=owner)
         case "lead", holder:
             lead = await store.lead(holder, 60)
             return lead.leads, lead.assigned_ago_s is None
