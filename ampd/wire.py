@@ -123,11 +123,13 @@ class GenerateRequest(PrefillRequest):
         is_prefilled: `source` holds the KV of the whole prompt, whose last token it has sampled. This worker reads it
             and decodes. Otherwise the round queues here, and its source is left out if this worker is it.
         ends_session: the session has no further round: this worker releases its KV when the round ends.
+        epoch: of the binding that this worker ends with the session; left out or 0: it is not known.
         start: how the client is answered; left out: the caller gets the engine's own chunks and the report.
     """
 
     is_prefilled: NotRequired[bool]
     ends_session: NotRequired[bool]
+    epoch: NotRequired[int]
     start: NotRequired[RoundStart]
 
 

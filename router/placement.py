@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,13 +154,17 @@ class Placer:
         self._foreign = ForeignWorkers(view.knows)
         self._store_retry_s = float("-inf")
         self._is_alone = False
-        self._behind: list[RouteWrite] = []
+        self._behind: dict[str, RouteWrite] = {}
         self._name = uuid4().hex
 
     def suspect(self, worker_id: str) -> None:
         """A call to this worker failed: leave it out until it publishes again."""
         self._view.suspect(worker_id, self._suspect_s)
         self._expect_no_more(worker_id)
+
+    def ended(self, session_id: str) -> None:
+        """A session was ended: a write that still waits must not bind it again."""
+        self._behind.pop(session_id, None)
 
     def store_answered(self) -> None:
         """This coordinator's heartbeat was written: rounds use the store again if they had lost it."""
@@ -425,16 +429,18 @@ class Placer:
         """Write what no round waits for, soon and together with others."""
         if not self._behind:
             asyncio.get_running_loop().call_later(_BEHIND_S, self._write_behind)
-        self._behind.append(write)
+        self._behind[write.session_id] = write
 
     def _write_behind(self) -> None:
-        writes, self._behind = self._behind, []
+        writes, self._behind = self._behind, {}
         self._spawn(self._refreshed(writes))
 
-    async def _refreshed(self, writes: Sequence[RouteWrite]) -> None:
+    async def _refreshed(self, writes: Mapping[str, RouteWrite]) -> None:
         try:
-            for binding in await self._store.refresh(writes, self._limits):
+            for binding in await self._store.refresh(list(writes.values()), self._limits):
                 self._rebound(binding)
+                if writes[binding.session_id].ends_session:  # its worker ends no binding of another one
+                    await self._store.end_session(binding.session_id)
         except StateSlowError as error:
             log.warning("%s; %d rounds go on without it", error, len(writes))
         except StateUnavailableError as error:

@@ -88,6 +88,8 @@ class Services:
         """
         branches = self.branches.of(session_id)[1:]
         self.branches.forget(session_id)
+        for key in branches if is_unbound else (session_id, *branches):
+            self.placer.ended(key)
         end = self.access.end_session
         await asyncio.gather(
             end(session_id, tenant, used, is_unbound=is_unbound), *(end(key, tenant, set()) for key in branches)
@@ -309,7 +311,7 @@ class RoundRun(UnplacedRound):
         if not (placement.is_shared and self._services.access.view.connected):
             message["start"]["tells_begin"] = True
         if request.ends_session:
-            message["ends_session"] = True
+            message["ends_session"], message["epoch"] = True, placement.binding.epoch
         if self._kv_source is not None:
             message["is_prefilled"] = True
         if plan.decision.route is Route.REMOTE and (prefill := self._source(plan.decision.worker_id)) is not None:

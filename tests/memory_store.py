@@ -359,10 +359,21 @@ class MemoryStore(StateStore):
         await self._trip("binding")
         return self._state.bound(session_id)
 
-    async def end_session(self, session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:  # noqa: ARG002
+    async def end_session(
+        self,
+        session_id: str,
+        tenant: str = "",  # noqa: ARG002
+        *,
+        last: Binding | None = None,
+    ) -> Binding | None:
         await self._trip("end")
         binding = self._state.bound(session_id)
-        if owner and binding and binding.worker_id != owner:
+        if (
+            last
+            and binding
+            and last.epoch <= binding.epoch
+            and (last.worker_id != binding.worker_id or last.epoch not in (0, binding.epoch))
+        ):
             return binding
         self._state.unbind(session_id)
         self._publish(SessionEnded(session_id))

@@ -139,7 +139,7 @@ class ClientRounds:
         """A round that goes on elsewhere ends no session."""
         self._ends.tell(request["start"]["tell"], ended)
         if request.get("ends_session") and not ended.goes_on:
-            self._sessions.ended(request["task"]["session_id"])
+            self._sessions.ended(request["task"]["session_id"], request.get("epoch", 0))
 
     def _was_waiting(self, request: GenerateRequest, since_s: float) -> None:
         """Times in a message count from when it was sent."""

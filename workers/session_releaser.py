@@ -16,7 +16,7 @@ from typing import Any
 
 from ampd.background_tasks import InBackground, SupervisedTask
 from ampd.state.redis_store import StateStore
-from ampd.state.store import StateUnavailableError
+from ampd.state.store import Binding, StateUnavailableError
 from workers.kv.exchange import KvExchange
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class SessionEnds(InBackground):
     def __init__(self, store: StateStore, worker_id: str) -> None:
         self._store = store
         self._worker_id = worker_id
-        self._ended: dict[str, None] = {}
+        self._ended: OrderedDict[str, Binding] = OrderedDict()
         self._changed = asyncio.Event()
         self._task = SupervisedTask("session-ends", self._run)
 
@@ -47,13 +47,14 @@ class SessionEnds(InBackground):
         """A round of the session is here: if the session has ended, it lives again."""
         self._ended.pop(session_id, None)
 
-    def ended(self, session_id: str) -> None:
-        """The session's last round has ended."""
+    def ended(self, session_id: str, epoch: int) -> None:
+        """The session's last round has ended. `epoch`: of the binding under which it ran."""
         if len(self._ended) < _MOST_ENDED:
-            self._ended[session_id] = None
+            self._ended[session_id] = Binding(session_id, self._worker_id, epoch)
             self._changed.set()
 
     async def _run(self) -> None:
+        self._changed.set()
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -65,8 +66,9 @@ class SessionEnds(InBackground):
 
     async def _tell(self) -> None:
         while self._ended:
-            session_id = next(iter(self._ended))
-            await self._store.end_session(session_id, owner=self._worker_id)
+            session_id, binding = next(iter(self._ended.items()))
+            self._ended.move_to_end(session_id)  # one that fails lets the others go first
+            await self._store.end_session(session_id, last=binding)
             self._ended.pop(session_id, None)
 
     async def stop(self) -> None:

@@ -86,7 +86,10 @@ class RedisConnection:
         return (await self.scripts(name, [(keys, arguments)]))[0]
 
     async def scripts(self, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Value]]]) -> list[Any]:
-        """Run a script with several keys and arguments in one round trip."""
+        """Run a script with several keys and arguments in one round trip.
+
+        The answer of a refused call is its error, unless all are refused.
+        """
         is_heartbeat = name in _ALWAYS_WRITE
         try:
             async with self._guarded():
@@ -130,7 +133,7 @@ class RedisConnection:
 
     async def _exchange(self, connection: Any, commands: Sequence[Sequence[Value]]) -> list[Any]:
         """Send commands and read their answers, without the pool of redis-py, which takes as long as all the rest."""
-        answers, refused = [], None
+        answers: list[Any] = []
         try:
             if not connection.is_connected:
                 await connection.connect()
@@ -142,13 +145,13 @@ class RedisConnection:
                 try:
                     answers.append(await connection.read_response())
                 except ResponseError as error:
-                    refused = error
+                    answers.append(error)
         except BaseException:
             await connection.disconnect(nowait=True)  # the answers may still come, and are not those of the next ones
             raise
         self._idle.append(connection)
-        if refused is not None:
-            raise refused
+        if answers and all(isinstance(answer, ResponseError) for answer in answers):
+            raise answers[0]
         return answers
 
     async def subscribe(self, channel: str) -> Subscription:

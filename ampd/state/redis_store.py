@@ -190,10 +190,16 @@ class StateStore:
         return _outcome(write.session_id, answer)
 
     async def refresh(self, writes: Sequence[RouteWrite], limits: SessionLimits) -> list[Binding]:
-        """Make writes together that nobody waits for; returns the bindings of sessions that have moved."""
+        """Make writes together that nobody waits for; returns the bindings of sessions that have moved.
+
+        One that is refused is left out, unless all are.
+        """
         answers = await self._connection.scripts("route", [self._routed(write, limits) for write in writes])
-        answered = zip(writes, answers, strict=True)
-        return [_outcome(write.session_id, said).binding for write, said in answered if _read(list, said)[:1] == [0]]
+        return [
+            _outcome(write.session_id, said).binding
+            for write, said in zip(writes, answers, strict=True)
+            if not isinstance(said, Exception) and _read(list, said)[:1] == [0]
+        ]
 
     def _routed(self, write: RouteWrite, limits: SessionLimits) -> tuple[list[str], list[Any]]:
         """Keys and arguments of a write."""
@@ -256,14 +262,14 @@ class StateStore:
         record = await self._connection.command("GET", self._schema.session(session_id))
         return _binding(session_id, record)
 
-    async def end_session(self, session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:
+    async def end_session(self, session_id: str, tenant: str = "", *, last: Binding | None = None) -> Binding | None:
         """Delete a binding and return it.
 
         Args:
             tenant: of the session, as far as the caller knows; the store knows it unless it has lost the session.
-            owner: nothing happens if the session is bound to another worker; "": it ends wherever it is bound.
+            last: that of the session's last round; nothing happens if a later one holds. None: any one ends.
         """
-        schema = self._schema
+        schema, owner = self._schema, (last.worker_id, last.epoch) if last else ("", 0)
         record = await self._connection.script(
             "end",
             [
@@ -273,7 +279,7 @@ class StateStore:
                 schema.tenant_of(session_id),
                 schema.ended,
             ],
-            [schema.events, session_id, schema.live_of(""), ms(ENDED_S), owner],
+            [schema.events, session_id, schema.live_of(""), ms(ENDED_S), *owner],
         )
         return _binding(session_id, record)
 

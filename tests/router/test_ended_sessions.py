@@ -26,7 +26,7 @@ async def test_a_final_round_tells_its_decode_worker_and_the_shared_state_at_onc
         await replica.round()
         ended = asyncio.Event()
 
-        async def never(session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:  # noqa: ARG001
+        async def never(session_id: str, tenant: str = "", *, last: Binding | None = None) -> Binding | None:  # noqa: ARG001
             await ended.wait()
             return None
 
@@ -53,7 +53,7 @@ async def test_workers_release_a_session_while_the_shared_state_does_not_answer(
     async with Replica(state) as replica:
         ended = asyncio.Event()
 
-        async def slow(session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:  # noqa: ARG001
+        async def slow(session_id: str, tenant: str = "", *, last: Binding | None = None) -> Binding | None:  # noqa: ARG001
             await ended.wait()
             return None
 
@@ -84,13 +84,13 @@ async def test_a_final_round_that_goes_on_elsewhere_has_not_ended_its_session() 
         told = []
         ended = replica.store.end_session
 
-        async def noted(session_id: str, tenant: str = "", *, owner: str = "") -> Binding | None:
-            told.append(owner)
-            return await ended(session_id, tenant, owner=owner)
+        async def noted(session_id: str, tenant: str = "", *, last: Binding | None = None) -> Binding | None:
+            told.append(last)
+            return await ended(session_id, tenant, last=last)
 
         replica.store.end_session = noted
         await replica.round(agent_context=FINAL)
-        assert told == [({"d1", "d2"} - {owner}).pop()]
+        assert told == [Binding(KEY, ({"d1", "d2"} - {owner}).pop(), 2)]
 
 
 async def test_a_worker_that_failed_a_session_s_last_round_releases_it_too() -> None:

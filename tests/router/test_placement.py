@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from ampd.keys import session_key
 from ampd.serving.placement import deterministic_choice
-from ampd.state.store import StateSlowError
+from ampd.state.store import Binding, StateSlowError
 from ampd.types import Parallelism, Role
 from router.round_errors import RoundRefusedError
 from tests.memory_store import MemoryStore
@@ -260,11 +261,40 @@ async def test_an_owner_gets_its_next_rounds_before_the_store_has_them_all_at_on
             await asyncio.sleep(0)
         replica.services.placer._write_behind()
         await asyncio.gather(*replica.tasks)
-        assert written == [2 * [(session_key("", "s"), None)]]
+        assert written == [[(session_key("", "s"), None)]], "the later one renews the binding for both"
         assert replica.store.round_trips.calls["route"] == calls + 1
         monkeypatch.undo()
         await replica.round("s")
         await until(lambda: len(written) == 2)
+
+
+@pytest.fixture
+async def settled(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Replica]:
+    """The next round of its session s writes only when it is told to."""
+    monkeypatch.setattr("router.placement._BEHIND_S", 3600.0)
+    async with Replica(await cluster(worker("d1"))) as replica:
+        await replica.round("s")
+        await replica.store.publish_worker(worker("d1", held_tokens={session_key("", "s"): len(PROMPT)}), 60.0)
+        await asyncio.sleep(0)
+        yield replica
+
+
+async def test_a_write_that_waits_does_not_bind_a_session_that_has_ended(settled: Replica) -> None:
+    await settled.round("s")
+    assert settled.services.placer._behind
+    await settled.services.end_session(session_key("", "s"), "", set())
+    settled.services.placer._write_behind()
+    await asyncio.gather(*settled.tasks)
+    assert await settled.store.binding(session_key("", "s")) is None
+
+
+async def test_a_last_round_at_an_owner_that_the_session_has_left_ends_it_at_the_other_one(settled: Replica) -> None:
+    await settled.store.rebind(Binding(session_key("", "s"), "d1", 1), "d2", 60.0)
+    await settled.round(agent_context={"session_id": "s", "session_final": True})
+    assert await settled.store.binding(session_key("", "s")) is not None
+    settled.services.placer._write_behind()
+    await asyncio.gather(*settled.tasks)
+    assert await settled.store.binding(session_key("", "s")) is None
 
 
 async def test_workers_that_were_lost_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampd.state.store import Binding
+from ampd.state.store import Binding, StateUnavailableError
 from tests.memory_store import MemoryState, MemoryStore
 from tests.waiting import until
 from workers.session_releaser import SessionEnds, SessionReleaser
@@ -194,9 +194,12 @@ async def test_the_end_of_a_session_outlasts_an_outage_of_the_shared_state(
     ends.start()
     bound.lose()
     for session_id in ("s1", "s2"):
-        ends.ended(session_id)
-    await until(lambda: ends._store.round_trips.failures["end"] > 1)
+        ends.ended(session_id, 1)
+    failures = ends._store.round_trips.failures
+    await until(lambda: failures["end"] > 1)
     ends.begins("s2")
+    told = failures["end"] + 1  # its end may be on its way
+    await until(lambda: failures["end"] > told)
     bound.restore()
     await until(lambda: not len(ends))
     await ends.stop()
@@ -206,10 +209,49 @@ async def test_the_end_of_a_session_outlasts_an_outage_of_the_shared_state(
 
 async def test_a_worker_that_ends_tells_the_ends_that_it_knows(bound: MemoryState) -> None:
     ends = ends_of(bound)
-    ends.ended("s1")
+    ends.ended("s1", 1)
     await ends.stop()
     assert await MemoryStore(bound).binding("s1") is None
     bound.lose()
-    ends.ended("s2")
+    ends.ended("s2", 1)
     await ends.stop()
     assert len(ends) == 1
+
+
+async def test_a_session_whose_end_fails_keeps_no_other_one_waiting(
+    bound: MemoryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.session_releaser._AGAIN_S", 0.0)
+    ends = ends_of(bound)
+    end_session = ends._store.end_session
+
+    async def refusing(session_id: str, **last: Any) -> Binding | None:
+        if session_id == "s1":
+            raise StateUnavailableError("refused")
+        return await end_session(session_id, **last)
+
+    monkeypatch.setattr(ends._store, "end_session", refusing)
+    for session_id in ("s1", "s2"):
+        ends.ended(session_id, 1)
+    ends.start()
+    await until(lambda: len(ends) == 1)
+    monkeypatch.undo()
+    await ends.stop()
+    assert not len(ends)
+
+
+async def test_ends_that_wait_are_told_after_an_unexpected_error(
+    bound: MemoryState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = ends_of(bound)
+    monkeypatch.setattr(ends._task, "_pause_s", 0.0)
+
+    async def fails(*_: Any, **__: Any) -> None:
+        monkeypatch.undo()
+        raise LookupError
+
+    monkeypatch.setattr(ends._store, "end_session", fails)
+    ends.ended("s1", 1)
+    ends.start()
+    await until(lambda: not len(ends))
+    await ends.stop()

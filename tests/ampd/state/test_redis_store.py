@@ -19,6 +19,7 @@ from ampd.state.store import (
     RouteWrite,
     SessionLimits,
     StateEvent,
+    StateRefusedError,
     TaskQueued,
     WorkerUpdated,
 )
@@ -46,7 +47,7 @@ calls = st.lists(
         st.tuples(st.just("route"), sessions, workers, epochs, workers, tasks),
         st.tuples(st.just("refresh"), st.lists(st.tuples(sessions, workers, epochs), max_size=3)),
         st.tuples(st.just("rebind"), sessions, workers, epochs, workers),
-        st.tuples(st.just("end"), sessions, st.one_of(st.just(""), workers)),
+        st.tuples(st.just("end"), sessions, st.one_of(st.just(""), workers), epochs),
         st.tuples(st.sampled_from(["lead", "resign"]), leaders),
         st.tuples(st.sampled_from(["coordinates", "leaves"]), leaders, tokens),
         st.tuples(st.just("assign"), leaders, workers, st.sampled_from(Role)),
@@ -104,8 +105,9 @@ async def perform(store: StateStore, kind: str, *arguments: Any) -> Any:
             return await store.refresh(routes, SessionLimits(60))
         case "rebind", session_id, worker_id, epoch, target:
             return await store.rebind(Binding(session_id, worker_id, epoch), target, 60)
-        case "end", session_id, owner:
-            return await store.end_session(session_id, owner=owner)
+        case "end", session_id, worker_id, epoch:
+            last = Binding(session_id, worker_id, epoch) if worker_id else None
+            return await store.end_session(session_id, last=last)
         case "lead", holder:
             lead = await store.lead(holder, 60)
             return lead.leads, lead.assigned_ago_s is None
@@ -151,3 +153,14 @@ async def until_the_end(watcher: Any) -> Any:
         yield event
         if getattr(event, "session_id", None) == "the end":
             return
+
+
+async def test_a_refused_write_keeps_none_of_those_beside_it_back(redis_server: EmbeddedRedis) -> None:
+    store = await open_store(redis_server.url, uuid.uuid4().hex, timeout_s=PATIENCE_S)
+    broken, moved = (RouteWrite(name, "d1", 1, "d1", None) for name in ("broken", "moved"))
+    await store._connection.command("HSET", store._schema.session("broken"), "not", "a string")
+    await store.rebind(Binding("moved", "d1", 1), "d2", 60)
+    assert await store.refresh([broken, moved], SessionLimits(60)) == [Binding("moved", "d2", 2)]
+    with pytest.raises(StateRefusedError, match="WRONGTYPE"):
+        await store.refresh([broken], SessionLimits(60))
+    await store.close()

@@ -207,10 +207,25 @@ class TestClaims:
         """It tells the end late, and the session may live again by then."""
         store = await cluster.store()
         await store.route(make.write("s1"), SessionLimits(LONG_S))
-        assert await store.end_session("s1", owner="d2") == Binding("s1", "d1", 1)
-        assert await store.binding("s1") is not None
-        await store.end_session("s1", owner="d1")
+        for late in (Binding("s1", "d2", 0), Binding("s1", "d2", 1)):
+            assert await store.end_session("s1", last=late) == Binding("s1", "d1", 1)
+            assert await store.binding("s1") is not None
+        await store.end_session("s1", last=Binding("s1", "d1", 1))
         assert await store.binding("s1") is None
+
+    async def test_a_worker_ends_what_was_moved_to_it_while_the_store_was_away(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.route(make.write("s1"), SessionLimits(LONG_S))
+        await store.end_session("s1", last=Binding("s1", "d2", 2))
+        assert await store.binding("s1") is None
+
+    async def test_a_worker_ends_no_session_that_has_left_it_and_come_back(self, cluster: Any, make: Any) -> None:
+        store = await cluster.store()
+        await store.route(make.write("s1", epoch=3), SessionLimits(LONG_S))
+        await store.end_session("s1", last=Binding("s1", "d1", 1))
+        assert await store.binding("s1") == Binding("s1", "d1", 3)
+        await store.end_session("s1", last=Binding("s1", "d1", 0))
+        assert await store.binding("s1") is None, "a worker that does not know the epoch"
 
     async def test_namespaced_lookalikes_do_not_collide(self, cluster: Any, make: Any) -> None:
         store = await cluster.store()
