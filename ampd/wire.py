@@ -206,6 +206,8 @@ class KvReply(TypedDict):
 
 METADATA_PREFIX, AFFINITY = "x-session-", "affinity"
 """Dynamo's frontend passes headers with this prefix on (`DYN_METADATA_HEADER`): `x-session-affinity` as `affinity`."""
+ROUND, REPEAT = "round", "repeat"
+"""Others of them: the status relay's name of a round, and that of the round whose output it asks for again."""
 
 OVERLOADED = 429
 """The status of a round that is refused because of load. Clients of the OpenAI API wait after it and send again.

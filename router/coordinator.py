@@ -22,7 +22,7 @@ from ampd.state.view import ClusterView
 from ampd.telemetry import tracing
 from ampd.telemetry.logs import RoundLog, log_fields
 from ampd.telemetry.tracing import Trace, TracedContext
-from ampd.wire import AFFINITY
+from ampd.wire import AFFINITY, REPEAT, ROUND
 from router.admission import AdmissionGate
 from router.calls import CallContext, WorkerCalls
 from router.decision_record import Observer
@@ -35,7 +35,7 @@ from router.request import RoundRequest, parse_round
 from router.round_ends import RoundEnds
 from router.round_errors import RoundRefusedError
 from router.round_log import end_logger
-from router.round_run import RoundRun, Services, pipe
+from router.round_run import END_COMES_S, RoundRun, Services, pipe
 from router.round_window import Counts
 from router.session_branches import SessionBranches
 from router.session_control import SessionControl
@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 _SERVER_ERROR = 500
 _MOST_REFUSALS = 4096
 """Refusals of frames that Dynamo's handler has not sent yet."""
+_MOST_NAMED = 256
+"""Rounds whose output the status relay may ask for again."""
 
 _WARN_AT = 20
 """A client that tries the graph out needs no session. One that sends this many rounds is probably an agent."""
@@ -119,6 +121,7 @@ class Coordinator:
         self._ends: RoundEnds[RoundRun] = RoundEnds(access.lost, clock)
         self._calls = calls
         self._refusals: dict[str, Chunk] = {}
+        self._named: dict[str, RoundRun] = {}
         admission = Admission(settings.max_wait, settings.max_rounds, policies.model, settings.slo, rng)
         self.gate = AdmissionGate(admission, self.view, lambda: self.running, self.counts)
         self.pools = _pools_keeper(settings, policies, self.view, store, rng, clock)
@@ -216,7 +219,7 @@ class Coordinator:
         trace = tracing.begin(frame)
         try:
             wanted = self._read(frame.request(), frame)
-            if wanted.max_tokens == 0 and wanted.is_final:
+            if frame.metadata.get(REPEAT) or (wanted.max_tokens == 0 and wanted.is_final):
                 return False
             while True:
                 run = await self._begin(wanted, frame.id())
@@ -239,7 +242,9 @@ class Coordinator:
         try:
             wanted = self._read(request, context)
             del request  # its list of token ids is large
-            if wanted.max_tokens == 0 and wanted.is_final:
+            if name := context.metadata.get(REPEAT):
+                send(await self._repeated(name))
+            elif wanted.max_tokens == 0 and wanted.is_final:
                 with self._ends.in_progress.round():
                     send(await self._end_session(wanted))
             else:
@@ -262,6 +267,10 @@ class Coordinator:
         run = RoundRun(wanted, request_id, self._services, before)
         if (trace := tracing.current()) is not None:
             trace.of_session(run.request.client_session_id or run.session_id)
+            if name := trace.context.metadata.get(ROUND):
+                self._named[name] = run
+                if len(self._named) > _MOST_NAMED:
+                    del self._named[next(iter(self._named))]
         if before is None and not (run.request.is_named or wanted.continued_tokens):
             self._count_unnamed()  # another coordinator has counted a continued one
         return run
@@ -284,6 +293,12 @@ class Coordinator:
         self.failures[status] += 1
         level = logging.WARNING if status >= _SERVER_ERROR else self._round_log.end_level
         log_fields(log, level, "round refused", status=status, error=message)
+
+    async def _repeated(self, name: str) -> Chunk:
+        """The whole output of a round again. Its frontend may know of its end before this process."""
+        if (run := self._named.get(name)) is not None:
+            await run.until_over(END_COMES_S)
+        return {"token_ids": run.output if run else [], "finish_reason": "stop"}
 
     async def _end_session(self, request: RoundRequest) -> Chunk:
         """End a session without another output."""

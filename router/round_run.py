@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 
 UNAVAILABLE = 503
 _SERVER_ERROR = 500
-_END_COMES_S = 1.0
-"""In which a worker has told how a round ended, after its stream broke off."""
+END_COMES_S = 1.0
+"""In which a worker has told how a round ended, after its stream ended or broke off."""
 
 Deliver = Callable[[str, GenerateRequest], Awaitable[None]]
 """Gives a round to a worker, by its id. It raises an error of `router.round_errors` if the worker does not take it."""
@@ -185,6 +185,12 @@ class RoundRun(UnplacedRound):
     def is_over(self) -> bool:
         """Whether no worker has the round."""
         return self._over.is_set()
+
+    @property
+    def output(self) -> list[int]:
+        """What its client has got; empty: its worker has not told it."""
+        before = self.request.client_prompt_tokens * TOKEN_BYTES
+        return memoryview(self.request.prompt[before:] + self.end.tokens).cast("I").tolist() if self.end else []
 
     async def until_answered(self) -> bool:
         """Wait for a sign of life of its worker. False: the worker was lost before it had a connection to the frontend.
@@ -517,7 +523,7 @@ async def pipe(run: RoundRun, calls: WorkerCalls, context: CallContext, send: Se
         raise
     except Exception as error:
         if not context.is_stopped():
-            await run.until_over(_END_COMES_S)
+            await run.until_over(END_COMES_S)
             if run.end is None or run.end.outcome != "complete":
                 send(_failure(run, error))
 

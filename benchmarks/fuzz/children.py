@@ -60,4 +60,5 @@ def _read_notes(folder: Path, data: bytes) -> None:
     (folder / "hashes.json").write_bytes(data)
     notes = notes_in(folder / "hashes.json")
     if notes and all(hash_of(source_of(name)) == noted for name, noted in notes.items()):
-        assert notes.items() <= _NOTES.items()
+        # A module without a source has the hash "", and nothing imports it.
+        assert {name: noted for name, noted in notes.items() if noted}.items() <= _NOTES.items()

@@ -1,12 +1,16 @@
-"""Tool calls that `max_tokens`, a stop string or a failure has cut: they become text.
+"""Tool calls that `max_tokens`, a stop string or a failure has cut, or that do not parse: they become text.
 
 Dynamo's parsers complete the JSON of a call that was cut, so that `rm -rf build/old` would become `rm -rf build`. From
 its first call on an answer waits here for its end. Only then it is known whether its last call is complete.
+
+They leave a call out that they cannot read. An answer that comes without text and without calls gets its whole output
+as text.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -19,6 +23,33 @@ _MARKS = {CHATS: b'"tool_calls":[', MESSAGES: b'"type":"tool_use"', RESPONSES: b
 """What an answer with a call contains. In a text the quotes would be escaped."""
 
 _COMPLETE = frozenset(("stop", "tool_calls", "function_call", "tool_use", "end_turn"))
+
+
+_TEXT_OR_CALL = re.compile(
+    rb'"content":"[^"]|"(text_delta|response\.output_text\.delta|tool_use|function_call)"|"tool_calls":\['
+    rb'|"type":"text","text":"[^"]|"logprobs":\[\],"text":"[^"]'
+)
+_LAST = re.compile(rb'"finish_reason":"|"message_delta"|"response\.(completed|incomplete)"')
+"""What the events at the end of an output contain."""
+
+
+def has_text_or_call(body: bytes) -> bool:
+    """Whether an answer that is no stream has any output beside thoughts."""
+    return _TEXT_OR_CALL.search(body) is not None
+
+
+def with_text(path: str, body: bytes, text: str) -> bytes:
+    """An answer that is no stream and that has come without its text."""
+    answer = json.loads(body)
+    with suppress(TypeError, LookupError):
+        if path == CHATS:
+            answer["choices"][0]["message"]["content"] = text
+        elif path == RESPONSES:
+            answer["output"][-1]["content"][0]["text"] = text
+        else:
+            thoughts = [each for each in answer["content"] if each["type"] != "text"]
+            answer["content"] = [*thoughts, {"type": "text", "text": text}]
+    return json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def may_have_calls(path: str) -> bool:
@@ -55,11 +86,18 @@ class MendedStream:
         self._rest = b""
         self._held: list[bytes] = []
         self._stops = Stops(stops) if stops else None
+        self._has_output = False
+        self._thoughts = 0
 
     @property
     def is_stopped(self) -> bool:
         """Whether the client has the whole answer, though the frontend's goes on."""
         return self._stops is not None and self._stops.are_met
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether its output has ended without text and without a call."""
+        return bool(self._held) and not self._has_output
 
     def passed_on(self, data: bytes) -> bytes:
         """What the client may have now."""
@@ -71,22 +109,33 @@ class MendedStream:
         data, self._rest = data[:end], data[end:]
         if self._stops:
             data = b"".join(map(self._stops.passed_on, data.split(b"\n\n")[:-1]))
-        if not self._held and self._mark not in data:
+        if not self._has_output:
+            self._has_output = has_text_or_call(data)
+            self._thoughts += data.count(b'"content_block_start"')
+        if not self._held and not self._is_held(data):
             return data
         now = []
         for event in data.split(b"\n\n")[:-1]:
-            if (self._held or self._mark in event) and not event.startswith(b":"):
+            if (self._held or self._is_held(event)) and not event.startswith(b":"):
                 self._held.append(event)
             else:
                 now.append(event + b"\n\n")
         return b"".join(now)
 
-    def end(self) -> bytes:
-        """The rest, when the frontend's stream has ended."""
+    def _is_held(self, data: bytes) -> bool:
+        return self._mark in data or not (self._has_output or not _LAST.search(data))
+
+    def end(self, text: str = "") -> bytes:
+        """The rest, when the frontend's stream has ended. `text`: of an output that was empty."""
         held = [raw + b"\n\n" for raw in self._held]
         read = [(raw, _data(raw)) for raw in held]
         with suppress(ValueError, TypeError, KeyError, AttributeError):
-            if held and (mended := _STREAMS[self._path]([data for _, data in read if data])):
+            events = [data for _, data in read if data]
+            if text:
+                mended = _with_text(self._path, events, text, self._thoughts)
+            else:
+                mended = _STREAMS[self._path](events) if held else []
+            if mended:
                 held = [*map(_encoded, mended), *(raw for raw, data in read if not data)]
         return b"".join(held) + self._rest
 
@@ -104,6 +153,22 @@ def _encoded(data: _Object) -> bytes:
     """An event of chats, or one with its type."""
     head = f"event: {data['type']}\n" if "type" in data else ""
     return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+
+
+def _with_text(path: str, events: list[_Object], text: str, index: int) -> list[_Object]:
+    """The last events of a stream, with a text before them. `index`: of its block at `/v1/messages`."""
+    if path == CHATS:
+        events[0]["choices"][0]["delta"]["content"] = text
+        return events
+    if path == MESSAGES:
+        begin: _Object = {"type": "content_block_start", "index": index, "content_block": {"type": "text", "text": ""}}
+        delta = {"type": "content_block_delta", "index": index, "delta": {"type": "text_delta", "text": text}}
+        return [begin, delta, {"type": "content_block_stop", "index": index}, *events]
+    response, first = events[0]["response"], events[0]["sequence_number"]
+    item = _text_item(response["id"], text, response["status"])
+    said = [*_text_events(item, len(response["output"])), *events]
+    response["output"].append(item)
+    return [{**each, "sequence_number": number} for number, each in enumerate(said, start=first)]
 
 
 def _as_text(name: str, arguments: str) -> str:
@@ -256,15 +321,14 @@ def _mend_response_body(answer: _Object) -> bool:
     calls = [index for index, item in enumerate(answer["output"]) if item["type"] == "function_call"]
     if calls:
         cut = answer["output"].pop(calls[-1])
-        answer["output"].append(_text_item(cut, cut["arguments"]))
+        answer["output"].append(_text_item(cut["id"], _as_text(cut["name"], cut["arguments"]), "incomplete"))
     return bool(calls)
 
 
-def _text_item(call: _Object, arguments: str) -> _Object:
-    """A message with the text of a call in its place."""
-    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": _as_text(call["name"], arguments)}
-    id_ = f"msg_{call['id']}"
-    return {"type": "message", "content": [part], "id": id_, "role": "assistant", "status": "incomplete"}
+def _text_item(id_: str, text: str, status: str) -> _Object:
+    """A message with a text."""
+    part = {"type": "output_text", "annotations": [], "logprobs": [], "text": text}
+    return {"type": "message", "content": [part], "id": f"msg_{id_}", "role": "assistant", "status": status}
 
 
 def _mend_response_stream(events: list[_Object]) -> list[_Object]:
@@ -273,7 +337,8 @@ def _mend_response_stream(events: list[_Object]) -> list[_Object]:
         return []
     place, first = calls[-1]["output_index"], events[0]["sequence_number"]
     deltas = (each for each in events if each.get("output_index") == place and each["type"].endswith("arguments.delta"))
-    item = _text_item(calls[-1]["item"], _joined(deltas, "delta"))
+    call = calls[-1]["item"]
+    item = _text_item(call["id"], _as_text(call["name"], _joined(deltas, "delta")), "incomplete")
     mended: list[_Object] = []
     for each in events:
         if each is calls[-1]:

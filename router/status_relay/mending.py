@@ -80,7 +80,7 @@ def with_known_model(body: bytes, aliases: Sequence[tuple[str, str]]) -> bytes:
     Args:
         aliases: pairs of a pattern and a name; the first that matches counts.
     """
-    if aliases and any(_known_model(found, aliases) for found in map(bytes.decode, _MODEL.findall(body))):
+    if aliases and any(_known_model(found, aliases) for found in map(bytes.decode, MODEL_NAME.findall(body))):
         with suppress(ValueError, TypeError, AttributeError, RecursionError):
             request = json.loads(body)
             if name := _known_model(request["model"], aliases):
@@ -88,7 +88,7 @@ def with_known_model(body: bytes, aliases: Sequence[tuple[str, str]]) -> bytes:
     return body
 
 
-_MODEL = re.compile(rb'"model"\s*:\s*"([ -~]*?)"')
+MODEL_NAME = re.compile(rb'"model"\s*:\s*"([ -~]*?)"')
 
 
 def _known_model(name: str, aliases: Sequence[tuple[str, str]]) -> str | None:

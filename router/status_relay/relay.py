@@ -15,8 +15,10 @@ import re
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 from aiohttp import web
@@ -24,7 +26,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from ampd.keys import SESSION_HEADER
-from ampd.wire import COORDINATOR_COMPONENT, retry_after_s, with_retry_after
+from ampd.wire import COORDINATOR_COMPONENT, METADATA_PREFIX, REPEAT, ROUND, retry_after_s, with_retry_after
 from router.status_relay.api import (
     CHATS,
     COMPLETIONS,
@@ -36,9 +38,10 @@ from router.status_relay.api import (
     error_message,
     error_response,
 )
-from router.status_relay.cut_calls import MendedStream, may_have_calls, mended_body
+from router.status_relay.cut_calls import MendedStream, has_text_or_call, may_have_calls, mended_body, with_text
 from router.status_relay.guards import ConnectionGuards, GuardedRunner, Handler
 from router.status_relay.mending import (
+    MODEL_NAME,
     CannotMendError,
     loses_parts,
     mended_request,
@@ -177,6 +180,10 @@ _OF_THE_PATH = (404, 405)
 
 _SOON_S = 1
 
+_NAMED = web.RequestKey("named", dict[str, str])
+_LOST_TEXT = web.RequestKey("lost_text", partial)
+"""The header that names a round with tools to its coordinator, and the way to ask for its output again."""
+
 _LAST_BYTES_S = 5.0
 """For clients that read slowly, when the frontend has ended."""
 
@@ -266,6 +273,10 @@ class Relay:
                 return await self._told(request, answer)
         session = self._names.of(request.headers, body)
         body = with_known_model(without_changing_line(body), self._aliases)
+        if may_have_calls(request.path) and b'"tools"' in body and (model := MODEL_NAME.search(body)):
+            name = uuid4().hex
+            request[_NAMED] = {METADATA_PREFIX + ROUND: name}
+            request[_LOST_TEXT] = partial(self._lost_text, request, session, name, model[1].decode())
         if may_have_calls(request.path) and not _ASKS_FOR_A_STREAM.search(body):
             waiting.begin()
         try:
@@ -291,12 +302,23 @@ class Relay:
     def _asked(self, request: web.Request, url: URL, session: str, body: Any) -> Any:
         assert self._session is not None
         headers = passed_on(request.headers)
+        headers.update(request.get(_NAMED, {}))
         if session:
             headers[SESSION_HEADER] = session
         if isinstance(body, bytes):
             headers["content-length"] = str(len(body))
             body = _in_parts(body)
         return self._session.request(request.method, url, headers=headers, data=body, allow_redirects=False)
+
+    async def _lost_text(self, request: web.Request, session: str, name: str, model: str) -> str:
+        """The text of an output that the frontend could not read; empty: its coordinator does not know it any more."""
+        request[_NAMED] = {METADATA_PREFIX + REPEAT: name}
+        chat = {"model": model, "messages": [{"role": "user", "content": "?"}]}
+        with suppress(aiohttp.ClientError, ValueError, LookupError, TypeError):
+            url = URL(self._upstream + CHATS)
+            async with self._asked(request, url, session, json.dumps(chat).encode()) as answer:
+                return json.loads(await answer.read())["choices"][0]["message"]["content"] or ""
+        return ""
 
     async def _told(
         self, request: web.Request, answer: aiohttp.ClientResponse, stops: Sequence[str] = ()
@@ -489,6 +511,8 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse, stops
     headers = passed_on(answer.headers)
     if is_mended and not is_stream:
         body = mended_body(request.path, await answer.read(), stops)
+        if _LOST_TEXT in request and not has_text_or_call(body) and (text := await request[_LOST_TEXT]()):
+            body = with_text(request.path, body, text)
         headers.popall("content-length", None)
         return web.Response(status=answer.status, body=body, headers=headers)
     stream = MendedStream(request.path, stops) if is_mended else None
@@ -500,7 +524,8 @@ async def _passed_on(request: web.Request, answer: aiohttp.ClientResponse, stops
                 await response.write(part)
             if stream and stream.is_stopped:
                 break
-        if stream and (rest := stream.end()):
+        text = await request[_LOST_TEXT]() if stream and stream.is_empty and _LOST_TEXT in request else ""
+        if stream and (rest := stream.end(text)):
             await response.write(rest)
         await response.write_eof()
     except aiohttp.ClientError:  # the frontend has died, or the client has gone

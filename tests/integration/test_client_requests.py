@@ -1,4 +1,4 @@
-"""What agents send through the relay to Dynamo's frontend: requests that are mended, and calls that are cut."""
+"""What agents send through the relay to Dynamo's frontend: requests that are mended, and calls that are no calls."""
 
 import json
 import shutil
@@ -25,15 +25,18 @@ TOOLS = {
     RESPONSES: [{"type": "function", **FUNCTION}],
 }
 CALL = '<tool_call>\n{"name": "run", "arguments": {"command": "rm -rf build/old/cache"}}\n</tool_call>'
+BROKEN = CALL.replace("/old", '"old')
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def client(graph: Graph) -> AsyncIterator[httpx.AsyncClient]:
     perf = profile(graph.folder, prefill_s=0.005, long_prefill_s=0.01, step_s=0.001)
     replies = graph.folder / "replies.jsonl"
-    replies.write_text(json.dumps({"session": "calls", "text": f"I write it. {CALL}"}))
+    texts = {"calls": f"I write it. {CALL}", "broken": BROKEN, "thinks": f"<think>Hm.</think>{BROKEN}"}
+    replies.write_text("\n".join(json.dumps({"session": name, "text": text}) for name, text in texts.items()))
     model = strict_model(graph.folder)
-    coordinator = graph.start_coordinator("always-remote", "--model-name", f"{MODEL},gpt-x", "--model", str(model))
+    names = "--model-name", f"{MODEL},gpt-x", "--model", str(model), "--dyn-reasoning-parser", "qwen3"
+    coordinator = graph.start_coordinator("always-remote", *names)
     graph.start_frontend("--model-alias", f"claude-*={MODEL}", status_relay=True)
     for role in ("prefill", "decode"):
         await graph.new_worker(role, perf, "--replies", str(replies))
@@ -261,6 +264,40 @@ async def test_a_call_that_is_cut_is_text(
     assert "arguments" in answer.text, "as text"
     reasons = {CHATS: '"finish_reason":"length"', MESSAGES: '"stop_reason":"max_tokens"', RESPONSES: '"incomplete"'}
     assert ('"finish_reason":"stop"' if "stop" in cut else reasons[path]) in answer.text
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("name", ["broken", "thinks"])
+@pytest.mark.parametrize("path", TOOLS)
+async def test_a_call_that_does_not_parse_is_text(
+    client: httpx.AsyncClient, path: str, name: str, *, is_stream: bool
+) -> None:
+    body = {"input" if path == RESPONSES else "messages": HELLO, "tools": TOOLS[path], "stream": is_stream}
+    answer = await ask(client, path, {**body, **({"max_tokens": 200} if path == MESSAGES else {})}, name)
+    assert answer.status_code == 200
+    assert not marks(answer.text)
+    data = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")] or [answer.json()]
+    assert "".join(filter(None, (text_of(each) for each in data))) == BROKEN
+    if path == RESPONSES:
+        ended = data[-1]["response"] if is_stream else data[0]
+        assert ended["output"][-1]["content"][0]["text"] == BROKEN
+        assert [each.get("sequence_number", 0) for each in data] == list(range(len(data)))
+
+
+def text_of(data: dict[str, Any]) -> str | None:
+    """The text for the user in an event, or in an answer that is no stream."""
+    match data:
+        case {"choices": [{"message": {"content": text}} | {"delta": {"content": text}}]}:
+            return str(text)
+        case {"type": "message", "content": [*_, {"text": str(text)}]}:
+            return text
+        case {"type": "content_block_delta", "delta": {"text": str(text)}}:
+            return text
+        case {"type": "response.output_text.delta", "delta": str(text)}:
+            return text
+        case {"output": [*_, {"content": [{"text": str(text)}]}]}:
+            return text
+    return None
 
 
 def marks(text: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.status_relay.cut_calls import MendedStream, mended_body
+from router.status_relay.cut_calls import MendedStream, has_text_or_call, mended_body
 
 CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 CUT = '{"name": "run", "arguments": {"command": "rm -rf build'
@@ -83,6 +83,42 @@ def test_text_comes_at_once_and_comments_while_a_call_is_held() -> None:
     assert stream.passed_on(b": \n\n") == b": \n\n"
     assert stream.passed_on(chunk({}, "tool_calls")) == b""
     assert stream.end().count(b"data: ") == 2
+
+
+def test_only_the_end_of_an_empty_answer_is_held() -> None:
+    for events, is_empty in (
+        ((chunk({"content": ""}), chunk({"reasoning_content": "Hm."}), chunk({}, "stop")), True),
+        ((chunk({"content": "I do"}), chunk({}, "stop")), False),
+        ((chunk({"content": "I do"}, "stop"),), False),
+        ((chunk({"content": ""}), chunk({"tool_calls": [call(0, "{}")]}), chunk({}, "tool_calls")), False),
+    ):
+        stream = MendedStream(CHATS)
+        passed_on = b"".join(map(stream.passed_on, events))
+        assert stream.is_empty == is_empty
+        if is_empty:
+            assert passed_on == b"".join(events[:-1])
+            [said] = stream.end("the call").split(b"\n\n")[:-1]
+            assert json.loads(said[6:])["choices"][0] == {
+                "index": 0,
+                "delta": {"content": "the call"},
+                "finish_reason": "stop",
+            }
+
+
+@pytest.mark.parametrize(
+    ("body", "has_output"),
+    [
+        ({"choices": [{"message": {"content": None, "reasoning_content": "Hm."}}]}, False),
+        ({"choices": [{"message": {"content": "yes"}}]}, True),
+        ({"content": [{"type": "thinking", "thinking": "Hm."}]}, False),
+        ({"content": [{"type": "text", "text": "yes"}]}, True),
+        ({"output": [{"content": [{"type": "output_text", "logprobs": [], "text": ""}]}]}, False),
+        ({"output": [{"content": [{"type": "output_text", "logprobs": [], "text": "yes"}]}]}, True),
+        ({"output": [{"type": "function_call"}]}, True),
+    ],
+)
+def test_an_answer_in_one_piece_may_be_empty(body: dict[str, Any], *, has_output: bool) -> None:
+    assert has_text_or_call(json.dumps(body, separators=(",", ":")).encode()) == has_output
 
 
 def test_an_answer_in_one_piece() -> None:
