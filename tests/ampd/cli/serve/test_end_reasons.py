@@ -91,7 +91,9 @@ def test_a_refused_request_does_not_explain_why_a_frontend_ended(tmp_path: Path)
     assert reason_of(log) == "ERROR the runtime is gone"
 
 
-@pytest.mark.parametrize(("end", "reason"), [("os.kill(os.getpid(), 9)", "it had no time"), ("os._exit(137)", "OSError")])
+@pytest.mark.parametrize(
+    ("end", "reason"), [("os.kill(os.getpid(), 9)", "it had no time to log why"), ("os._exit(137)", "OSError")]
+)
 def test_what_a_process_logged_before_it_was_killed_does_not_explain_its_end(
     tmp_path: Path, end: str, reason: str
 ) -> None:
