@@ -10,6 +10,7 @@ import platform
 import random
 import shlex
 import statistics
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -25,7 +26,7 @@ from pydantic import Field
 
 from ampd.cli.serve.devices import TINY_CPU
 from ampd.cli.serve.settings import TINY, EngineName
-from ampd.documents import check_writable, replacing
+from ampd.documents import check_writable, write_document
 from ampd.errors import RunError, UserError
 from ampd.keys import page_keys
 from ampd.model_folder import check_model_folder
@@ -294,7 +295,13 @@ def run(argv: Sequence[str]) -> int:
 
 def _run_id(settings: ProfileSettings) -> dict[str, Any]:
     """What the measurements of a file of points are of."""
-    return settings.model_dump(mode="json", include={"engine", "model", "tp", "worker_args"})
+    flags = settings.model_dump(mode="json", include={"engine", "model", "tp", "worker_args"})
+    return {**flags, "machine": _machine(settings.engine), **_versions(settings.engine)}
+
+
+def _versions(engine: EngineName) -> dict[str, str]:
+    packages = ("ampd", "sglang") if engine is EngineName.SGLANG else ("ampd",)
+    return {f"version_{name}": version(name) for name in packages}
 
 
 def _read_points(settings: ProfileSettings) -> Seen:
@@ -310,9 +317,13 @@ def _read_points(settings: ProfileSettings) -> Seen:
         kept = json.loads(path.read_text(encoding="utf-8"))
         if kept["run"] != _run_id(settings):
             raise ValueError
-        return {tuple(name): values for name, values in kept["points"]}
+        seen = {tuple(name): values for name, values in kept["points"]}
     except (ValueError, TypeError, KeyError):
-        raise UserError(f"{PROG}: {path} has measurements of something else than this engine: remove it") from None
+        raise UserError(
+            f"{PROG}: {path} has measurements of something else than this engine on this machine: remove it"
+        ) from None
+    print(f"{PROG}: {sum(map(len, seen.values()))} measurements are reused from {path}", file=sys.stderr)
+    return seen
 
 
 async def _measured(settings: ProfileSettings, seen: Seen) -> tuple[Points, EngineInfo, float]:
@@ -325,12 +336,12 @@ async def _measured(settings: ProfileSettings, seen: Seen) -> tuple[Points, Engi
             grid = grid_of(settings.grid, limits, settings.max_tokens)
             peer = engine.kv.without_engine(max(grid.transfer))
             stack.push_async_callback(peer.close)
-            load_before = os.getloadavg()[0]
+            load_before, run_id = os.getloadavg()[0], _run_id(settings)
             bar = stack.enter_context(Progress("measuring", left_to_measure(grid, settings.repeats, seen), "point"))
 
             def on_measured() -> None:
-                with replacing(settings.points_file) as partial:
-                    partial.write_text(json.dumps({"run": _run_id(settings), "points": list(seen.items())}))
+                kept = json.dumps({"run": run_id, "points": list(seen.items())})
+                write_document(kept, settings.points_file, "measurements")
                 bar.update()
 
             probe = EngineProbe(engine, peer, settings.seed)
@@ -372,7 +383,6 @@ def _machine(engine: EngineName) -> str:
 
 
 def _fitted(points: Points, info: EngineInfo, load_before: float, settings: ProfileSettings) -> PerformanceProfile:
-    packages = ("ampd", "sglang") if settings.engine is EngineName.SGLANG else ("ampd",)
     assumptions: dict[str, float | str] = {
         "grid": settings.grid,
         "repeats": settings.repeats,
@@ -384,7 +394,7 @@ def _fitted(points: Points, info: EngineInfo, load_before: float, settings: Prof
         "held_out_share": _HELD_OUT,
         "load_average_before": round(load_before, 2),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-        **{f"version_{name}": version(name) for name in packages},
+        **_versions(settings.engine),
     }
     provenance = Provenance(
         kind="measured",

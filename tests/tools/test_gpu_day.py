@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +56,9 @@ def test_a_stage_that_fails_keeps_its_rows(tmp_path: Path) -> None:
     assert end["error"]
 
 
-def test_a_stage_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_stage_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "copies.jsonl"
+    monkeypatch.setattr(day, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 1000.0 * kept.exists()))
     child = tmp_path / "child"
     sleeper = f"import os, time; open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     script = f"""
@@ -65,8 +69,8 @@ while not os.path.exists({str(child)!r}) or not open({str(child)!r}).read():
 print('{{"what": "first"}}', flush=True)
 time.sleep(600)
 """
-    first, end = run("copies", script, tmp_path, 5.0)
-    assert (first["what"], end["error"]) == ("first", "it was ended after 5 s")
+    first, end = run("copies", script, tmp_path, 900.0)
+    assert (first["what"], end["error"]) == ("first", "it was ended after 900 s")
     state = Path(f"/proc/{child.read_text()}/stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"
 

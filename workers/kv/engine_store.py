@@ -195,7 +195,8 @@ class EngineStore:
     def without_engine(self, tokens: int) -> EngineStore:
         """A store of the same kind that no engine uses, with room for so many tokens. Its KV travels between hosts."""
         pages = tokens // self.geometry.page_size + 1
-        size_bytes = 2 * sum(pool.record_bytes * (pool.window_pages or pages) for pool in self.geometry.pools)
+        size_bytes = sum(pool.record_bytes * (pool.window_pages or pages) for pool in self.geometry.pools)
+        size_bytes *= 1 if len(self.geometry.pools) == 1 else 2  # records of several sizes leave gaps
         other = EngineStore(StoreMemory.create(size_bytes), 0, has_checksums=self._has_checksums)
         other._geometry = self._geometry
         other._directory = StoreDirectory(size_bytes, self.geometry.page_size, self.geometry.pools)

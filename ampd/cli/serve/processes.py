@@ -29,10 +29,14 @@ from ampd.policies.registry import POOLS
 
 _TRACEBACK = re.compile(r"(?<!Exception Group )Traceback \(most recent call last\):")
 _ERROR = re.compile(r"\b(ERROR|CRITICAL|FATAL|error:|panicked at)(?!\w)|\b\w+(Error|Exception): ")
-_WARNING = re.compile(r"\bWARN(ING)?\b|Warning: ")
+_NO_REASON = re.compile(r"\bWARN(ING)?\b|Warning: |\bhttp-request\b|Streaming error: ")
+"""In warnings, and in the lines that Dynamo's frontend logs as errors when it has refused a request."""
 _OWN_ERROR = "ampd: "
 """How a program of this project begins the line that says why it ends."""
 _LAST_LINES = 200
+_WATCH_ENDED = "monitor_instance_source: The Sender is dropped"
+"""How Dynamo's frontend says that it could not watch discovery by files, when it ends for that reason."""
+_NO_WATCH = "it got no inotify instance from the kernel; sysctl -w fs.inotify.max_user_instances=1024"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SHELL_SIGNALS = 128
 """A program that was told of a child's signal ends with this much more than its number."""
@@ -44,6 +48,8 @@ def reason_of(log: Path) -> str:
     Later exceptions are consequences: chained ones, and those of parents that end because a child has ended.
     """
     lines = log_lines(log)[-_LAST_LINES:]
+    if any(_WATCH_ENDED in line for line in lines):
+        return _NO_WATCH
     if lines and lines[-1].startswith(_OWN_ERROR):
         return lines[-1].removeprefix(_OWN_ERROR)
     return _exception_of(lines) or next(_errors_of(lines), None) or last_line(log)
@@ -62,7 +68,7 @@ def _exception_of(lines: Sequence[str]) -> str | None:
 
 
 def _errors_of(lines: Sequence[str]) -> Iterator[str]:
-    return (line.strip() for line in lines if _ERROR.search(line) and not _WARNING.search(line))
+    return (line.strip() for line in lines if _ERROR.search(line) and not _NO_REASON.search(line))
 
 
 def last_line(log: Path) -> str:
@@ -184,13 +190,17 @@ class Supervisor:
         """Name -> process id of each process that was started."""
         return {child.spec.name: child.process.pid for child in self._children}
 
-    def ended(self) -> dict[str, str]:
-        """Name -> one line for each process that has ended by itself, with what its log says."""
+    def ended(self, *, has_served: bool = False) -> dict[str, str]:
+        """Name -> one line for each process that has ended by itself, with what its log says.
+
+        The log of one that was killed does not say why, if it has served. An engine that cannot start kills itself.
+        """
         lines = {}
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                name, reason = child.spec.name, reason_of(child.log)
+                is_killed = has_served and -code in (signal.SIGKILL, signal.SIGTERM)
+                name, reason = child.spec.name, "it had no time to log why" if is_killed else reason_of(child.log)
                 lines[name] = f"{name} ended with exit code {code}{signal_of(code)}: {reason} (log: {child.log})"
         return lines
 
@@ -341,7 +351,7 @@ class GraphWatch:
                 await asyncio.wait_for(stopped.wait(), _WATCH_S)
 
     def _look(self) -> None:
-        ended = self._supervisor.ended()
+        ended = self._supervisor.ended(has_served=True)
         new = sorted(ended.keys() - self._reported)
         for name in new:
             self._progress(ended[name] + (self._frontend_ended() if name == FRONTEND else ""))

@@ -291,11 +291,13 @@ async def test_a_store_without_an_engine_gives_kv_away_as_another_host_does() ->
         peers.workers["other"] = SimpleNamespace(exchange=other)
         transport: Any = a.exchange._transport
         transport.read = Mock(wraps=transport.read)
-        tokens = text(1, 10)
-        await other.store.put(page_keys(tokens, PAGE, tenant=""))
-        fetched = await a.read("r", tokens, "other", 60.0)
-        assert (fetched.tokens, fetched.bytes, fetched.error) == (10 * PAGE, 10 * RECORD, None)
-        transport.read.assert_called_once()  # it was not mapped, although it is on this host
+        assert other.store.place[1] == 11 * RECORD
+        for number in range(1, 4):
+            tokens = text(number, 10)
+            await other.store.put(page_keys(tokens, PAGE, tenant=""))
+            fetched = await a.read("r", tokens, "other", 60.0)
+            assert (fetched.tokens, fetched.bytes, fetched.error) == (10 * PAGE, 10 * RECORD, None)
+            assert transport.read.call_count == number  # it was not mapped, although it is on this host
         await other.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -66,7 +68,11 @@ def kept(points_file: Path, curve: str) -> list[tuple[list[int], Any]]:
 
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on(
-    points_file: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    points_file: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     whole = json.loads(points_file.read_text())
     del whole["points"][3]
@@ -80,6 +86,7 @@ def test_a_run_that_was_interrupted_goes_on(
     monkeypatch.setattr(profile.EngineProbe, "prefill_s", counted)
     assert main(["profile", *quick(folder), "--output", str(tmp_path / "perf.json")]) == 0
     assert measured == 2 * [(0, 768)], "one warms up"
+    assert f"{len(whole['points'])} measurements are reused" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["perf.json"]
     before, after = (read_profile(path) for path in (points_file.with_name("perf.json"), tmp_path / "perf.json"))
     assert before.workers[0].decode == after.workers[0].decode
@@ -96,6 +103,28 @@ def test_a_file_of_other_measurements_is_refused(
     assert main(argv) == 2
     assert f"{points} has measurements of something else" in capsys.readouterr().err
     assert points.read_text() == text
+
+
+@pytest.mark.slow
+def test_measurements_of_another_machine_are_refused(
+    points_file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile, "_machine", lambda _engine: "another GPU")
+    argv = ["profile", *quick(folder), "--output", str(points_file.with_name("perf2.json"))]
+    assert main([*argv, "--points", str(points_file)]) == 2
+    assert "something else than this engine on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write)
+    assert main(["profile", *quick(folder), "--output", str(tmp_path / "perf.json")]) == 2
+    assert "perf.json.points: cannot write the measurements (No space left on device)" in capsys.readouterr().err
 
 
 @pytest.mark.slow

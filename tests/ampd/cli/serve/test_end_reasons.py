@@ -72,6 +72,41 @@ def test_a_process_that_had_served_is_not_explained_by_what_happened_long_before
     assert reason_of(log) == "MemoryError"
 
 
+def test_a_frontend_that_dynamo_ends_without_a_watch_is_explained_with_the_way_to_more(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ended = "\x1b[31mERROR\x1b[0m dynamo_runtime::component::client: monitor_instance_source: The Sender is dropped: "
+    log.write_text(f"ERROR KeyValueStoreManager.watch failed\n{ended}channel closed, endpoint=a/b/c\nbye")
+    assert reason_of(log).endswith("sysctl -w fs.inotify.max_user_instances=1024")
+
+
+def test_a_refused_request_does_not_explain_why_a_frontend_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    refusals = (
+        "2026-11-26T10:00:00Z ERROR http-request: http response sent status=400",
+        "2026-11-26T10:00:00Z ERROR dynamo_llm::http::service: Streaming error: the predicted wait is 9 s",
+    )
+    log.write_text("\n".join([*refusals, "bye"]))
+    assert reason_of(log) == "bye"
+    log.write_text("\n".join([*refusals, "ERROR the runtime is gone", "bye"]))
+    assert reason_of(log) == "ERROR the runtime is gone"
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"), [("os.kill(os.getpid(), 9)", "it had no time to log why"), ("os._exit(137)", "OSError")]
+)
+def test_what_a_process_logged_before_it_was_killed_does_not_explain_its_end(
+    tmp_path: Path, end: str, reason: str
+) -> None:
+    """Unless it has told of a child, or has never served: an engine that cannot start kills itself."""
+    supervisor = Supervisor(tmp_path)
+    log = "print('Traceback (most recent call last):\\n  a\\nOSError: an old one', flush=True)"
+    supervisor.start(ProcessSpec("worker", (sys.executable, "-c", f"import os; {log}; {end}")))
+    wait_for(supervisor.ended)
+    assert f"): {reason}" in supervisor.ended(has_served=True)["worker"]
+    assert "): OSError" in supervisor.ended()["worker"]
+    supervisor.stop()
+
+
 def test_the_line_with_which_our_own_program_ends_explains_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("ERROR another\nampd: cannot listen on 127.0.0.1:8000; choose another --http-port\n")
