@@ -42,7 +42,7 @@ from workers.kv.shared import Forgotten, Hello, KvGeometry, encode
 from workers.pending_changes import PendingChanges
 from workers.publisher import Publisher
 from workers.role import follow_roles
-from workers.session_releaser import SessionReleaser
+from workers.session_releaser import SessionEnds, SessionReleaser
 
 LEASE_S = 60.0
 _ROOT = Path(__file__).parents[2]
@@ -319,6 +319,26 @@ async def test_idle_sessions_are_released_again() -> None:
     await until(lambda: kv.release.has_failed)
     await until(lambda: kv.released == ["s2"])
     await sweeper.stop()
+
+
+@breaks("session-ends")
+@virtually
+async def test_ends_of_sessions_are_told_again() -> None:
+    told: list[str] = []
+    tell = FailsOnce(told.append)
+    tell.is_armed = True
+
+    class Store:
+        async def end_session(self, session_id: str, last: Any = None) -> None:
+            tell(session_id)
+
+    store: Any = Store()
+    ends = SessionEnds(store, "d1")
+    ends.start()
+    ends.ended("s1", 1)
+    await until(lambda: tell.has_failed)
+    await until(lambda: told == ["s1"])
+    await ends.stop()
 
 
 @breaks("kv-rank-")
