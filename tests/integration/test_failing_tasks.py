@@ -329,7 +329,7 @@ async def test_ends_of_sessions_are_told_again() -> None:
     tell.is_armed = True
 
     class Store:
-        async def end_session(self, session_id: str, last: Any = None) -> None:
+        async def end_session(self, session_id: str, **_: Any) -> None:
             tell(session_id)
 
     store: Any = Store()
