@@ -35,9 +35,14 @@ def tied_to_parent(argv: Sequence[str], number: signal.Signals = signal.SIGTERM)
     return [sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), str(int(number)), *argv]
 
 
-def end_with_parent(number: signal.Signals) -> None:
-    """In a child: ask the kernel for a signal to this process at the end of the thread that forked it."""
+def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
+    """In a child: ask the kernel for a signal to this process at the end of the thread that forked it.
+
+    `parent`: its process id, because it may have ended before.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if parent not in (None, os.getppid()):
+        os.kill(os.getpid(), number)
 
 
 # -- The end of a process that has run Dynamo

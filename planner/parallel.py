@@ -69,7 +69,7 @@ class Processes:
         if timeout_s is not None and timeout_s <= 0:
             raise TimeoutError
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._count, get_context("fork"), _begin, (self._work,))
+            self._pool = ProcessPoolExecutor(self._count, get_context("fork"), _begin, (self._work, os.getpid()))
         try:
             by_future = {self._pool.submit(_result, item): item for item in items}
             for future in as_completed(by_future, timeout_s):
@@ -93,8 +93,8 @@ _works: list[Callable[[Any], Any]] = []
 """In a process of the pool: its work."""
 
 
-def _begin(work: Callable[[Any], Any]) -> None:
-    end_with_parent(signal.SIGKILL)
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
+    end_with_parent(signal.SIGKILL, parent)
     # Ctrl-C is for the process that waits. It may have its own way of ending, which this one must not inherit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

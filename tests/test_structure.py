@@ -19,7 +19,7 @@ _MAYBE_NAMED_ONE = re.compile(r"\b(as|def|for|lambda)\s+one\b|[(,*]\s*one\b|\bon
 """What stands beside a name where it is made. Prose has it too, but most files need no parsing."""
 
 
-BOUNDS = {"lines_of_code": 33_601, "modules": 242, "flags": 193, "words_of_pages": 59_992}
+BOUNDS = {"lines_of_code": 33_603, "modules": 242, "flags": 193, "words_of_pages": 59_992}
 """They may only fall. A commit that makes the product smaller lowers them. A feature that raises one says for what."""
 _SLACK = 1.005
 

@@ -18,7 +18,17 @@ from tools.demo import ampd_command, running_graph
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 FLAGS = ["--engine", "modelled", "--prefill", "1", "--decode", "2", "--coordinators", "2", "--port", "0"]
-POLICIES = ["--routing", "always-remote", "--ttft", "60", "--itl", "60", "--router-args=--target-floor=1e-9"]
+POLICIES = [
+    "--routing",
+    "always-remote",
+    "--pools",
+    "static",
+    "--ttft",
+    "60",
+    "--itl",
+    "60",
+    "--router-args=--target-floor=1e-9",
+]
 ROUNDS, LATE, PENALISED, SESSIONS = 6, 4, 2, 3
 
 

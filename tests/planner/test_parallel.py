@@ -94,6 +94,11 @@ def test_processes_end_with_a_command_that_is_killed() -> None:
         assert command.stdout.read() == b""
 
 
+def test_a_process_whose_parent_has_ended_meanwhile_ends() -> None:
+    code = "import signal; from ampd.child_process import end_with_parent; end_with_parent(signal.SIGKILL, 1 << 22)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+
+
 def test_processes_end_while_they_work_and_many_tasks_wait() -> None:
     pool = Processes(work, 2)
     with pytest.raises(TimeoutError):
