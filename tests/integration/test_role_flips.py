@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 
 import httpx
@@ -44,9 +45,12 @@ async def client(graph: Graph, coordinators: list[str]) -> AsyncIterator[httpx.A
         yield http
 
 
-async def newcomers(client: httpx.AsyncClient, mark: str) -> list[dict[str, Any]]:
+_NAMES = map(str, count())
+
+
+async def newcomers(client: httpx.AsyncClient) -> list[dict[str, Any]]:
     """The records of some new sessions' first rounds, all at once."""
-    asked = [ask(client, [5 + number] * 40, f"{mark}-{number}") for number in range(8)]
+    asked = [ask(client, [5 + number] * 40, f"new-{next(_NAMES)}") for number in range(8)]
     return [decision for _, decision in await asyncio.gather(*asked)]
 
 
@@ -67,9 +71,9 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_sessi
                 await until_role(graph, flipped, Role.PREFILL, "late")
     assert text == expected, "the round that was running went on"
 
-    while any(decision["decode_worker"] == flipped for decision in await newcomers(client, "settle")):
+    while any(decision["decode_worker"] == flipped for decision in await newcomers(client)):
         pass  # a coordinator may hear of the new role a moment later than this test
-    new = await newcomers(client, "while")
+    new = await newcomers(client)
     assert flipped not in {decision["decode_worker"] for decision in new}
     assert flipped in {decision["prefill_worker"] for decision in new}, "it does what its new role asks of it"
 
@@ -82,7 +86,7 @@ async def test_a_decode_worker_becomes_a_prefill_worker_and_back_while_its_sessi
 
     assign(graph, **{flipped: ("decode", "")})
     await until_role(graph, flipped, Role.DECODE)
-    while flipped not in {decision["decode_worker"] for decision in await newcomers(client, "back")}:
+    while flipped not in {decision["decode_worker"] for decision in await newcomers(client)}:
         pass
     longer += [11] * 50
     assert (await ask(client, longer, "stays", 5))[1]["decode_worker"] == flipped
