@@ -163,7 +163,7 @@ class EngineProbe:
         return fetched.seconds if fetched.error is None and fetched.tokens == tokens // page * page else None
 
     async def reload_s(self, tokens: int) -> float | None:
-        """Time of a copy from the store to the device; None if it had not all of these tokens."""
+        """Time of a copy from the store to the device; None if some of these tokens were computed instead."""
         session_id, page = _name(), self._engine.info.page_size_tokens
         # The page of the last token is never loaded, because that token is always computed.
         context = self._tokens(tokens + 1)

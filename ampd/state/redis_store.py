@@ -190,7 +190,7 @@ class StateStore:
         return _outcome(write.session_id, answer)
 
     async def refresh(self, writes: Sequence[RouteWrite], limits: SessionLimits) -> list[Binding]:
-        """Make writes together that nobody waits for; returns the bindings of sessions that have moved.
+        """Make writes of settled sessions in one round trip; returns the bindings of sessions that have moved.
 
         One that is refused is left out, unless all are.
         """
